@@ -81,7 +81,8 @@ def why_general(layer: Operation) -> str | None:
         return "it is not over one batch of its own input"
     if layer.get("need_weights", True):
         return "it is asked for its weights"
-    if layer.get("is_separate", False) or layer.get("add_zero_attn") or layer.get("bias_k") is not None:
+    own = (layer.get(name) is not None for name in ("bias_k", "static_k", "static_v"))
+    if layer.get("is_separate", False) or layer.get("add_zero_attn") or any(own):
         return "it has projections of other sizes, or keys of its own"
     # As torch does: beside the hint that it is causal, the mask itself is not read.
     has_mask = layer.get("attn_mask") is not None and not layer.get("is_causal", False)

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.match import Found, Match
@@ -11,6 +11,8 @@ from kitsune.fusion.operations import is_tensor, operation_of, value_of, values_
 
 #: Gradients of weights are slices of one tensor. Kernels read so many bytes of each at once.
 ALIGNED: Final = 16
+#: Of their second argument they read the shape or the dtype only.
+SHAPED: Final = frozenset({"type_as", "expand_as", "view_as", "reshape_as", torch.ops.aten.type_as.default})
 
 
 def joined_linear(node: Node) -> Found:
@@ -49,18 +51,23 @@ def kind_of(layer: Node) -> tuple[Any, ...]:
 
 
 def why_untrained(layers: list[Node]) -> str | None:
-    """The reason where a layer gets no gradient: beside others it would get zeros, and weight decay with them."""
-    if not value_of(layers[0]).requires_grad or trained(layers[0].graph).issuperset(layers):
+    """The reason where a layer may get no gradient: beside others it would get zeros, and weight decay with them."""
+    if not value_of(layers[0]).requires_grad:
         return None
-    return "a layer of them gets no gradient"
+    (output,) = layers[0].graph.find_nodes(op="output")
+    if any(gradients_from(result).issuperset(layers) for result in output.all_input_nodes):
+        return None
+    return "no result gives gradients to all of its layers"
 
 
-def trained(graph: Graph) -> set[Node]:
-    """The nodes from which gradients are asked for: by nodes that need them too, they lead to the output."""
-    (output,) = graph.find_nodes(op="output")
-    waiting, found = [output], set[Node]()
+def gradients_from(result: Node) -> set[Node]:
+    """The nodes that get gradients from a result of the graph: those by which it was computed, if they need them."""
+    waiting = [result] if needs_gradient(result) else []
+    found = set(waiting)
     while waiting:
-        fresh = {node for node in waiting.pop().all_input_nodes if needs_gradient(node)} - found
+        node = waiting.pop()
+        sources = node.all_input_nodes[:1] if node.target in SHAPED else node.all_input_nodes
+        fresh = {source for source in sources if needs_gradient(source)} - found
         found |= fresh
         waiting += fresh
     return found

@@ -1,7 +1,7 @@
-"""Whether results may have other strides: only views may read them, and operations that do not depend on strides."""
+"""Whether results may have other strides: what reads them is run again on examples, as far as strides differ."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -9,69 +9,74 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from kitsune.fusion.operations import CALLS, VIEWS, memory_of, operation_of, value_of, values_in
-from kitsune.fusion.writes import is_written, memories_of
+from kitsune.fusion.writes import is_written, mutates
 
-#: By the names of `operation_of`: each gives a tensor of its own, whose layout follows the order of the strides.
-INSENSITIVE: Final = frozenset(
+#: By the names of `operation_of`: each computes a tensor of its own, from elements and not from memory.
+COMPUTED: Final = frozenset(
     {
         *("linear", "matmul", "attention", "layer_norm", "rms_norm", "softmax", "cat", "to", "gelu", "silu", "relu"),
-        *(
-            "dropout",
-            "add",
-            "mul",
-            "div",
-            "neg",
-            "pow",
-            "square",
-            "rsqrt",
-            "tanh",
-            "erf",
-            "mean",
-            "cos",
-            "sin",
-            "masked_fill",
-        ),
+        *("add", "mul", "div", "neg", "pow", "square", "rsqrt", "tanh", "erf", "mean", "cos", "sin", "masked_fill"),
+        "dropout",
     }
 )
 #: Others that do.
-OTHERS: Final = frozenset({torch.repeat_interleave, "repeat_interleave", torch.stack, torch.sub, operator.sub, "sub"})
+OTHERS: Final = frozenset(
+    {
+        *(torch.repeat_interleave, "repeat_interleave", torch.stack, torch.sub, operator.sub, "sub"),
+        *(torch.bmm, torch.baddbmm, torch.einsum),
+    }
+)
 
 
 def restrided(results: Sequence[Node], given: Sequence[Any]) -> dict[Node, Any] | str:
-    """The results with these values, whose strides differ, and the views of them; or why they may not differ.
+    """What changes if the results have these values, whose strides differ; or why they may not.
 
-    Where a view of a result has to copy, a write into one would not reach the other. So nothing may be written.
+    Views of a result, and what is computed from them in another layout, change too. Where a view of a result has to
+    copy, a write into one would not reach the other; so nothing may be written. A copy must not become a view.
     """
-    if is_written(results):
-        return "something is written into a result, which would share its memory with others"
-    found, memories = dict(zip(results, map(like, results, given), strict=True)), memories_of(results)
+    found: dict[Node, Any] = dict(zip(results, map(like, results, given), strict=True))
     for node in results[0].graph.nodes:
         if node in found or found.keys().isdisjoint(node.all_input_nodes):
             continue
-        if node.target in VIEWS:
-            try:
-                found[node] = like(node, run_with(node, found))
-            except (RuntimeError, ValueError) as error:
-                return f"a view needs the strides of a result: {str(error).partition(chr(10))[0]}"
-        elif not is_insensitive(node) or memory_of(value_of(node)) in memories | {None}:
+        if node.op == "output":
+            return "a result leaves the graph, and its strides with it"
+        if mutates(node) or not (node.target in VIEWS or is_computed(node)):
             return f"{node.name} may depend on the strides of a result"
-    return found
+        try:
+            value = run_with(node, found)
+        except (RuntimeError, TypeError, ValueError) as error:
+            return f"a view needs the strides of a result: {str(error).partition(chr(10))[0]}"
+        old, new = values_in(value_of(node)), values_in(value)
+        if not are_alike(old, new):
+            return f"{node.name} gives something else for a result with other strides"
+        is_copied = not drops_nothing(node) and not shares(old, map(value_of, found))
+        if is_copied and shares(new, found.values()):
+            return f"{node.name} would share memory with a result"
+        if node.target in VIEWS or drops_nothing(node) or strides_of(old) != strides_of(new):
+            found[node] = like(node, value)
+    return "something is written into a result, or a view of it" if is_written(found) else found
 
 
-def is_insensitive(node: Node) -> bool:
-    operation = operation_of(node)
-    if operation.name == "dropout":  # if it drops nothing it gives its input, which examples of torch 2.11 do not show
-        return operation.get("training", True) is True and operation.get("p", 0.5) != 0
+def is_computed(node: Node) -> bool:
     is_own = getattr(node.target, "__module__", None) == CALLS
-    return is_own or node.target in OTHERS or operation.name in INSENSITIVE
+    return is_own or node.target in OTHERS or operation_of(node).name in COMPUTED
 
 
-def run_with(node: Node, values: dict[Node, Any]) -> Any:
+def drops_nothing(node: Node) -> bool:
+    """Whether it is a dropout that gives its input. Examples of torch 2.11 do not show that they share memory."""
+    operation = operation_of(node)
+    drops = operation.get("training", True) is True and operation.get("p", 0.5) != 0
+    return operation.name == "dropout" and not drops
+
+
+def run_with(node: Node, values: Mapping[Node, Any]) -> Any:
     """The result of a function or method where some of its inputs have these values."""
 
     def value(one: Node) -> Any:
         return values.get(one, value_of(one))
 
+    if drops_nothing(node):
+        return value(operation_of(node).get("x"))
     args, kwargs = map_arg(node.args, value), map_arg(node.kwargs, value)
     if node.op == "call_method":
         first, *rest = args
@@ -79,9 +84,31 @@ def run_with(node: Node, values: dict[Node, Any]) -> Any:
     return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def are_alike(old: Sequence[Any], new: Sequence[Any]) -> bool:
+    """Whether they are tensors of the same shapes and dtypes."""
+    return len(old) == len(new) and all(
+        isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and (one.shape, one.dtype) == (other.shape, other.dtype)
+        for one, other in zip(old, new, strict=True)
+    )
+
+
+def shares(values: Sequence[Any], others: Any) -> bool:
+    """Whether any of the tensors shares memory with any of those in `others`, which may be tuples of them."""
+    memories = {memory_of(each) for one in others for each in values_in(one)}
+    return any(memory_of(value) in memories for value in values)
+
+
+def strides_of(values: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The strides of the dimensions of size above 1."""
+    return [
+        tuple(stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1) for value in values
+    ]
+
+
 def like(node: Node, value: Any) -> Any:
-    """The value, computed without gradients, with those that the node's has."""
-    for one, old in zip(values_in(value), values_in(value_of(node)), strict=True):
-        if isinstance(one, torch.Tensor):
-            one.requires_grad_(old.requires_grad)
-    return value
+    """The value, computed without gradients, with those that the node's has. Of its own, so that no other changes."""
+    old = values_in(value_of(node))
+    new = [one.detach().requires_grad_(given.requires_grad) for one, given in zip(values_in(value), old, strict=True)]
+    return type(value)(new) if isinstance(value, (tuple, list)) else new[0]

@@ -7,6 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kitsune.fusion import Match, calls
 from kitsune.fusion.attentions import attention, multi_head_attention, projected_attention
+from tests.unit.kitsune.fusion.fused import engine
 
 HEADS, HEAD, TOKENS = 2, 16, 5
 WIDTH = HEADS * HEAD
@@ -267,3 +268,67 @@ def test_torchs_own_layer_is_one_call():
 )
 def test_of_torchs_own_layer_what_is_more_is_torchs(change, keys, given, reason):
     assert own(change, keys, **given) == reason
+
+
+LAYER = torch.nn.MultiheadAttention(WIDTH, HEADS)
+LAYER_FIRST = torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+
+def mixed(x, layer=LAYER):
+    return layer(x, x, x, need_weights=False)[0]
+
+
+def written_copy(x):
+    y = mixed(x, LAYER_FIRST)
+    z = y.contiguous()
+    z += x
+    return F.relu(z) * y
+
+
+def copied_without_gradients(x):
+    y = mixed(x, LAYER_FIRST)
+    with torch.no_grad():
+        copy = y.contiguous()
+    return (y.relu() - copy * 2).sin()
+
+
+def of_given_keys(x):
+    keys = torch.ones(x.shape[1] * HEADS, x.shape[0], HEAD)
+    given = LAYER.in_proj_weight, LAYER.in_proj_bias, None, None, False, 0.0, LAYER.out_proj.weight, LAYER.out_proj.bias
+    own = {"need_weights": False, "static_k": keys, "static_v": 2 * keys}
+    return F.multi_head_attention_forward(x, x, x, WIDTH, HEADS, *given, **own)[0].relu()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(written_copy, copied_without_gradients, of_given_keys),
+        lambda x: (mixed(x) + x).view(-1, WIDTH),
+        lambda x: mixed(x) + x,
+        lambda x: F.dropout(mixed(x, LAYER_FIRST), 0.1, False).sin(),
+        lambda x: x + F.dropout(mixed(x, LAYER_FIRST), 0.1, False),
+    ],
+    ids=["a copy is written", "without gradients", "keys", "a view", "strides", "they leave", "dropout of nothing"],
+)
+def test_whatever_follows_torchs_own_layer_it_computes_the_same(function):
+    x = torch.randn(2, TOKENS, WIDTH)
+    found = []
+    for run in (engine().fuse(function), function):
+        leaf = x.clone().requires_grad_()
+        y = run(leaf)
+        found.append(
+            (y.detach(), *torch.autograd.grad(y.square().sum(), [leaf, *LAYER.parameters()], allow_unused=True))
+        )
+    assert found[0][0].stride() == found[1][0].stride()
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_it_is_found_in_torchs_encoder_layer(mode):
+    layer = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, 48, 0.0, batch_first=True)
+    fusing = engine()
+    fusing.fuse(getattr(layer, mode)())(torch.randn(2, TOKENS, WIDTH, requires_grad=True))
+    assert fusing.get_fusion_stats().matches.get("multi_head_attention") == 1

@@ -39,6 +39,11 @@ def flattened(x, a, b):
     return F.linear(x, a).reshape(6, -1).sin() + F.linear(x, b).flatten(0, 1)
 
 
+def summed(x, a, b):
+    y, z = (F.linear(x, each).transpose(0, 1) for each in (a, b))
+    return (y + z).transpose(0, 1).view(-1).view(2, 3, 8)
+
+
 def several(x, a, b):
     y, z = (F.linear(x, each).chunk(2, -1) for each in (a, b))
     return y[0].sin() * z[1] + y[1] * z[0].cos()
@@ -46,7 +51,7 @@ def several(x, a, b):
 
 @pytest.mark.parametrize(
     ("function", "widths"),
-    [(rotated, (8, 8, 8)), (flattened, (8, 8)), (several, (4, 4))],
+    [(rotated, (8, 8, 8)), (flattened, (8, 8)), (several, (4, 4)), (summed, (8, 8))],
 )
 def test_what_reads_the_slices_gives_the_same(function, widths):
     matches, _, ours, torchs = fused(function, *weights(*widths))
@@ -82,7 +87,7 @@ def recomputed(x, a, b):
     return checkpoint(lambda one: one.view(-1).sin(), y, use_reentrant=False).view(2, 3, 8) + z
 
 
-WRITTEN = "something is written into a result"
+NO_GRADIENT = "no result gives gradients to all"
 MAY_DEPEND = "may depend on the strides of a result"
 
 
@@ -90,12 +95,12 @@ MAY_DEPEND = "may depend on the strides of a result"
     ("function", "reason"),
     [
         (lambda x, a, b: F.linear(x, a).sin() + F.linear(x, b).view(-1).view(2, 3, 8), "a view needs the strides"),
-        (lambda x, a, b: F.linear(x, a).sin() * F.linear(x, b).argmax(-1, keepdim=True), "gets no gradient"),
-        (lambda x, a, b: F.linear(x, a).sin() + F.linear(x, b).detach(), "gets no gradient"),
-        (through_a_copy, WRITTEN),
-        (in_place, WRITTEN),
+        (lambda x, a, b: F.linear(x, a).sin() * F.linear(x, b).argmax(-1, keepdim=True), NO_GRADIENT),
+        (lambda x, a, b: F.linear(x, a).sin() + F.linear(x, b).detach(), NO_GRADIENT),
+        (through_a_copy, MAY_DEPEND),
+        (in_place, MAY_DEPEND),
         (with_baked_strides, MAY_DEPEND),
-        (passed_on, MAY_DEPEND),
+        (passed_on, "a view needs the strides"),
         (recomputed, MAY_DEPEND),
     ],
     ids=[
@@ -130,10 +135,15 @@ def test_later_matches_know_that_it_needs_gradients(monkeypatch):
 
 def test_a_result_that_leaves_the_graph_keeps_its_strides():
     fusing = engine()
-    results = fusing.fuse(lambda x, a, b: (F.linear(x, a), F.linear(x, b).view(6, -1)))(X, *weights(8, 8))
+
+    def run(x, a, b):
+        y, z = F.linear(x, a), F.linear(x, b)
+        return y * z, z.view(6, -1)
+
+    results = fusing.fuse(run)(X, *weights(8, 8))
     assert all(one.is_contiguous() for one in results)
     (refused,) = fusing.get_fusion_stats().refused
-    assert refused.pattern == "joined_linear" and MAY_DEPEND in refused.reason
+    assert refused.pattern == "joined_linear" and "a result leaves the graph" in refused.reason
 
 
 @pytest.mark.parametrize(
@@ -172,3 +182,11 @@ def test_the_call_gives_each_layer_in_its_order(biases):
     found = calls.joined_linear(X, torch.float32, 3, *layers, *given)
     for one, weight, bias in zip(found, layers, given or [None] * 3, strict=True):
         torch.testing.assert_close(one, F.linear(X, weight, bias))
+
+
+def test_layers_whose_results_go_apart_stay_apart():
+    fusing = engine()
+    x, a, b = X.detach(), *weights(8, 8)
+    y, _ = fusing.fuse(lambda x, a, b: (F.linear(x, a).cos(), F.linear(x, b).type_as(x).sin()))(x, a, b)
+    assert torch.autograd.grad(y.sum(), b, allow_unused=True)[0] is None
+    assert NO_GRADIENT in fusing.get_fusion_stats().refused[0].reason
