@@ -292,7 +292,7 @@ class Encoded(nn.Module):
         positions = x.shape[1 if self.attention.batch_first else 0]
         mask = torch.ones(positions, positions, dtype=torch.bool).triu(1) if self.causal else None
         y, _ = self.attention(x, x, x, need_weights=False, attn_mask=mask, is_causal=self.causal)
-        return y + x
+        return x + y
 
 
 class Dropped(nn.Module):
