@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from kitsune.fusion.operations import BORDERS, FRESH, autocasts_at, names_of, operation_of, value_of
-from kitsune.fusion.strides import restrided
+from kitsune.fusion.strides import restrided, used_strides
 from kitsune.fusion.writes import are_written, memories_of, mutates, written_by
 from kitsune.kernels.dtypes import DTYPES
 
@@ -153,11 +153,6 @@ def difference(wanted: list[Any], given: tuple[Any, ...], any_strides: bool = Fa
         if not any_strides and used_strides(old) != used_strides(new):
             return "the kernel lays its result out in another way"
     return None
-
-
-def used_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of the dimensions of size above 1."""
-    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
 def shown(tensor: torch.Tensor) -> str:

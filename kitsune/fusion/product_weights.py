@@ -98,9 +98,8 @@ def is_weight(given: Any, dtype: torch.dtype) -> bool:
 def feeds_a_product(node: Node) -> bool:
     """Whether the node, or the only view of it, is an argument of one product once, and of nothing else."""
     for given, user in only_users(node):
-        if user.target in PRODUCTS or given in [
-            user.args[at] for at in OWN.get(name_of(user), ()) if at < len(user.args)
-        ]:
+        own = [user.args[at] for at in OWN.get(name_of(user), ()) if at < len(user.args)]
+        if user.target in PRODUCTS or any(argument is given for argument in own):
             return not autocasts_at(user)
         if user.target not in VIEWS:
             return False

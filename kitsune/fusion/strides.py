@@ -52,7 +52,7 @@ def restrided(results: Sequence[Node], given: Sequence[Any]) -> dict[Node, Any] 
         is_copied = not drops_nothing(node) and not shares(old, map(value_of, found))
         if is_copied and shares(new, found.values()):
             return f"{node.name} would share memory with a result"
-        if node.target in VIEWS or drops_nothing(node) or strides_of(old) != strides_of(new):
+        if node.target in VIEWS or drops_nothing(node) or list(map(used_strides, old)) != list(map(used_strides, new)):
             found[node] = like(node, value)
     return "something is written into a result, or a view of it" if is_written(found) else found
 
@@ -100,11 +100,9 @@ def shares(values: Sequence[Any], others: Any) -> bool:
     return any(memory_of(value) in memories for value in values)
 
 
-def strides_of(values: Sequence[Any]) -> list[tuple[int, ...]]:
+def used_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """The strides of the dimensions of size above 1."""
-    return [
-        tuple(stride for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1) for value in values
-    ]
+    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
 def like(node: Node, value: Any) -> Any:
