@@ -50,7 +50,7 @@ class Knob:
     compiles: bool = False
     sets_dtype: bool = False
     excludes: tuple[Exclusion, ...] = ()
-    default: Choice = field(init=False)  # not a property: a search of an hour asks for it a million times
+    default: Choice = field(init=False)  # not a property: searches ask for it millions of times
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "default", next(iter(self.choices)))

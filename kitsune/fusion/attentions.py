@@ -28,7 +28,7 @@ def projected_attention(node: Node) -> Found:
     given = operands_of(node)
     if given is None or isinstance(given, str):
         return None  # `attention` says why
-    projections = [projection_of(operand) for operand in given]
+    projections = [views_from(operand) for operand in given]
     layers = [operation_of(one[-1]) for one in projections]
     if any(layer.name != "linear" for layer in layers):
         return None
@@ -111,8 +111,8 @@ def settings_of(node: Node) -> tuple[Any, ...]:
     )
 
 
-def projection_of(operand: Node) -> list[Node]:
-    """The views from an operand to what they are views of, which comes last."""
+def views_from(operand: Node) -> list[Node]:
+    """The operand, and behind it what it is a view of, and so on: the last one is no view."""
     chain = [operand]
     while is_view(chain[-1], operand):
         chain.append(chain[-1].all_input_nodes[0])
@@ -155,7 +155,7 @@ def packed_of(given: tuple[Any, ...]) -> Node | None:
 
 def viewed(node: Node) -> Node:
     """What it is a view of: the first of a chain of views in the same memory, with the same gradient."""
-    return projection_of(node)[-1]
+    return views_from(node)[-1]
 
 
 def is_view(node: Node, first: Node) -> bool:

@@ -4,6 +4,7 @@
 """
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -124,11 +125,18 @@ def joined_linear(x: torch.Tensor, dtype: torch.dtype, layers: int, *given: torc
 
     The results are slices of one tensor, each with a gradient of its own.
     """
-    parts = [one.to(dtype) for one in given]
-    weights, biases = parts[:layers], parts[layers:]
-    y = F.linear(x.to(dtype), torch.cat(weights), torch.cat(biases) if biases else None)
+    weights, biases = given[:layers], given[layers:]
+    y = joined(x, weights, biases, dtype)
     ends = list(itertools.accumulate(len(weight) for weight in weights))
     return tuple(y[..., end - len(weight) : end] for weight, end in zip(weights, ends, strict=True))
+
+
+def joined(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], dtype: torch.dtype
+) -> torch.Tensor:
+    """The results of linear layers of `x`, one behind the other in the last dimension. Biases of all or of none."""
+    weight, *bias = (torch.cat([one.to(dtype) for one in each]) for each in (weights, biases) if each)
+    return F.linear(x.to(dtype), weight, *bias)
 
 
 def projected_attention(
@@ -146,9 +154,7 @@ def projected_attention(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """One product gives queries, keys and values, and one each the gradients of the input and of the weights."""
-    weight = torch.cat([wq.to(dtype), wk.to(dtype), wv.to(dtype)])
-    biases = [bias.to(dtype) for bias in (bq, bk, bv) if bias is not None]
-    packed = F.linear(x.to(dtype), weight, torch.cat(biases) if biases else None)
+    packed = joined(x, (wq, wk, wv), [bias for bias in (bq, bk, bv) if bias is not None], dtype)
     return packed_attention(packed, shape, scale, causal, dropout_p, dtype)
 
 

@@ -117,10 +117,10 @@ def surroundings(match: Match) -> Iterator[None]:
 
 
 def values_of(match: Match) -> dict[Node, Any] | str:
-    """How the results of the call differ from those of the nodes in shape, dtype or layout, which they may not.
+    """The values of nodes that change if the call replaces those of the match; or why it may not. Needs no data.
 
-    For a match with `any_strides` that may be replaced, its results and the views of them with their new strides; else
-    an empty dict. Needs no data.
+    Results must have the shape, dtype and layout of the nodes', so nothing changes. With `any_strides` the layout may
+    differ: then these are the results, and what is computed from them in another layout.
     """
     wanted = [value_of(node) for node in match.results]
     values = [value_of(one) for one in match.arguments]

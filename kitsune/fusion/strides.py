@@ -40,7 +40,8 @@ def restrided(results: Sequence[Node], given: Sequence[Any]) -> dict[Node, Any] 
             continue
         if node.op == "output":
             return "a result leaves the graph, and its strides with it"
-        if mutates(node) or not (node.target in VIEWS or is_computed(node)):
+        is_view = node.target in VIEWS or drops_nothing(node)
+        if mutates(node) or not (is_view or is_computed(node)):
             return f"{node.name} may depend on the strides of a result"
         try:
             value = run_with(node, found)
@@ -52,7 +53,7 @@ def restrided(results: Sequence[Node], given: Sequence[Any]) -> dict[Node, Any] 
         is_copied = not drops_nothing(node) and not shares(old, map(value_of, found))
         if is_copied and shares(new, found.values()):
             return f"{node.name} would share memory with a result"
-        if node.target in VIEWS or drops_nothing(node) or list(map(used_strides, old)) != list(map(used_strides, new)):
+        if is_view or list(map(used_strides, old)) != list(map(used_strides, new)):
             found[node] = like(node, value)
     return "something is written into a result, or a view of it" if is_written(found) else found
 
