@@ -64,7 +64,7 @@ PATTERNS: Final = (
     Pattern("patch_convolution", "matmul", convolutions.patch_convolution),
     Pattern("stem_convolution", "matmul", convolutions.stem_convolution, BF16),
     Pattern("pointwise_convolution", "matmul", convolutions.pointwise_convolution, BF16),
-    Pattern("projected_attention", "matmul", attentions.projected_attention, ()),
+    Pattern("projected_attention", "matmul", attentions.projected_attention, BF16),
     Pattern("multi_head_attention", "matmul", attentions.multi_head_attention, HALF),
     Pattern("attention", "matmul", attentions.attention, HALF),
     Pattern("joined_linear", "matmul", linears.joined_linear, ()),
