@@ -755,7 +755,6 @@ def with_products(
         mbarrier.wait(passed.index((PART + CONSUMERS - 1) % CONSUMERS), (number - 1) // CONSUMERS & 1, pred=number > 0)
     begin = number * steps
     stage, parity = begin % STAGES, begin // STAGES & 1
-    previous = stage
     for step in range(steps):
         mbarrier.wait(full.index(stage), parity)
         right = rights.index(stage)
@@ -764,15 +763,20 @@ def with_products(
         total = warpgroup_mma(lefts.index(stage * PARTS + LEFT), right, total, is_async=True)
         total = warpgroup_mma_wait(num_outstanding=1, deps=(total,))
         gl.thread_barrier()
-        mbarrier.arrive(empty.index(previous), pred=step > 0)
-        previous = stage
+        mbarrier.arrive(empty.index(preceding(stage, STAGES)), pred=step > 0)
         stage, parity = following(stage, parity, STAGES)
     if not IS_SHARED:
         mbarrier.arrive(passed.index(PART))
     total = warpgroup_mma_wait(num_outstanding=0, deps=(total,))
     gl.thread_barrier()
-    mbarrier.arrive(empty.index(previous))
+    mbarrier.arrive(empty.index(preceding(stage, STAGES)))
     return total
+
+
+@gluon.jit
+def preceding(stage, STAGES: gl.constexpr):
+    """The stage before a stage. Triton 3.6 would not carry a variable that begins as an equal of `stage`."""
+    return gl.where(stage == 0, STAGES - 1, stage - 1)
 
 
 @gluon.jit
