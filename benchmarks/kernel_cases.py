@@ -24,7 +24,6 @@ from benchmarks.kernel_shapes import (
     HIDDEN,
     HIDDEN_CLASSES,
     INNER,
-    JOINED,
     MASKED,
     MODELS,
     PATCHES,
@@ -237,20 +236,6 @@ def of_projected_attention(sizes: Sizes, place: Place) -> Operation:
     return Operation(eager, compiled(ours, place), (place.draw(batch, tokens, width), *weights))
 
 
-def of_joined_linear(sizes: Sizes, place: Place) -> Operation:
-    """`sizes`: (rows, width, widths of the results...)."""
-    rows, width, *wide = sizes
-
-    def eager(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(F.linear(x, weight) for weight in weights)
-
-    def ours(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return calls.joined_linear(x, x.dtype, len(weights), *weights)
-
-    weights = (place.draw(each, width).detach().div(width**0.5).requires_grad_() for each in wide)
-    return Operation(eager, compiled(ours, place), (place.draw(rows, width), *weights))
-
-
 def of_cross_entropy(sizes: Sizes, place: Place) -> Operation:
     rows, classes = sizes
     target = torch.randint(classes, (rows,), device=place.device)
@@ -382,7 +367,6 @@ KERNELS = {
         Kernel("rope", HEADS, of_rope),
         Kernel("attention", PROJECTED, of_attention, ("bf16", "fp16")),
         Kernel("projected_attention", PROJECTED, of_projected_attention, ("bf16", "fp16")),
-        Kernel("joined_linear", JOINED, of_joined_linear, ("bf16", "fp16")),
         Kernel("cross_entropy", CLASSES, of_cross_entropy),
         Kernel("linear_cross_entropy", HIDDEN_CLASSES, of_linear_cross_entropy),
         Kernel("batch_norm_relu_train", STAGES, partial(of_batch_norm_relu, training=True, last=False)),

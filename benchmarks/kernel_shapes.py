@@ -70,15 +70,6 @@ PROJECTED = {
     "gpt2_small-16x256": (16, 12, 256, 64, DROPPED, True),
     "llama_125m-32x256": (32, 12, 256, 64, 0.0, True),
 }
-#: (rows, width, widths of the results...)
-JOINED = {
-    "bert_base-2x128": (256, 768, 768, 768, 768),
-    "llama_125m-8x1024": (8192, 768, 768, 768, 768),
-    "llama_1b-1x2048": (2048, 2048, 2048, 512, 512),
-    "llama_1b-8x2048": (16384, 2048, 2048, 512, 512),
-    "llama_8b-1x2048": (2048, 4096, 4096, 1024, 1024),
-    "t5_base-32x128": (4096, 768, 768, 768, 768),
-}
 #: (rows, hidden, classes)
 HIDDEN_CLASSES = {
     "bert_base-2x128": (256, 768, 30522),

@@ -3,9 +3,6 @@
 `dtype` is that of the result in the model: under autocast torch casts its inputs, and so do these functions.
 """
 
-import itertools
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
@@ -120,25 +117,6 @@ def packed_attention(
     return packed_attentions.packed_attention(qkv, scale, causal, dropout_p)
 
 
-def joined_linear(x: torch.Tensor, dtype: torch.dtype, layers: int, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """So many linear layers of one input as one product. `given`: their weights, then their biases, if any.
-
-    The results are slices of one tensor, each with a gradient of its own.
-    """
-    weights, biases = given[:layers], given[layers:]
-    y = joined(x, weights, biases, dtype)
-    ends = list(itertools.accumulate(len(weight) for weight in weights))
-    return tuple(y[..., end - len(weight) : end] for weight, end in zip(weights, ends, strict=True))
-
-
-def joined(
-    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], dtype: torch.dtype
-) -> torch.Tensor:
-    """The results of linear layers of `x`, one behind the other in the last dimension. Biases of all or of none."""
-    weight, *bias = (torch.cat([one.to(dtype) for one in each]) for each in (weights, biases) if each)
-    return F.linear(x.to(dtype), weight, *bias)
-
-
 def projected_attention(
     x: torch.Tensor,
     wq: torch.Tensor,
@@ -154,7 +132,9 @@ def projected_attention(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """One product gives queries, keys and values, and one each the gradients of the input and of the weights."""
-    packed = joined(x, (wq, wk, wv), [bias for bias in (bq, bk, bv) if bias is not None], dtype)
+    weight = torch.cat([one.to(dtype) for one in (wq, wk, wv)])
+    biases = [bias.to(dtype) for bias in (bq, bk, bv) if bias is not None]
+    packed = F.linear(x.to(dtype), weight, torch.cat(biases) if biases else None)
     return packed_attention(packed, shape, scale, causal, dropout_p, dtype)
 
 

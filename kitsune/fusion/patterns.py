@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
-from kitsune.fusion import attentions, convolutions, elementwise, linears, losses, mlps, norms, pools, rotary
+from kitsune.fusion import attentions, convolutions, elementwise, losses, mlps, norms, pools, rotary
 from kitsune.fusion.config import FusionConfig
 from kitsune.fusion.match import Found, Match
 from kitsune.kernels.dtypes import DTYPES
@@ -67,7 +67,6 @@ PATTERNS: Final = (
     Pattern("projected_attention", "matmul", attentions.projected_attention, BF16),
     Pattern("multi_head_attention", "matmul", attentions.multi_head_attention, HALF),
     Pattern("attention", "matmul", attentions.attention, HALF),
-    Pattern("joined_linear", "matmul", linears.joined_linear, ()),
     Pattern("swiglu", "elementwise", elementwise.swiglu, BF16),
     Pattern("rope", "elementwise", rotary.rope),
     Pattern("dropout_add", "elementwise", elementwise.dropout_add),

@@ -41,7 +41,7 @@ SETTERS: Final = frozenset(
     {torch.set_autocast_enabled, torch.set_autocast_dtype, torch.set_autocast_cpu_enabled, torch.set_autocast_gpu_dtype}
 )
 #: Calls of ours with products inside -> the positions of their weights. By name: they load Triton.
-OWN: Final[Mapping[str, Sequence[int]]] = {
+OWN: Final[Mapping[str, tuple[int, ...]]] = {
     "kitsune.fusion.calls.mlp": (1, 3),
     "kitsune.fusion.calls.gated_mlp": (1, 2, 3),
     "kitsune.fusion.calls.linear_activation": (1,),
@@ -49,7 +49,6 @@ OWN: Final[Mapping[str, Sequence[int]]] = {
     "kitsune.fusion.calls.patch_convolution": (1,),
     "kitsune.fusion.calls.projected_attention": (1, 2, 3),
     "kitsune.fusion.calls.multi_head_attention": (1, 3),
-    "kitsune.fusion.calls.joined_linear": range(3, 16),
     "kitsune.fusion.calls.stem_convolution": (1,),
     "kitsune.fusion.calls.pointwise_convolution": (1,),
 }
@@ -98,8 +97,7 @@ def is_weight(given: Any, dtype: torch.dtype) -> bool:
 def feeds_a_product(node: Node) -> bool:
     """Whether the node, or the only view of it, is an argument of one product once, and of nothing else."""
     for given, user in only_users(node):
-        own = [user.args[at] for at in OWN.get(name_of(user), ()) if at < len(user.args)]
-        if user.target in PRODUCTS or any(argument is given for argument in own):
+        if user.target in PRODUCTS or any(user.args[at] is given for at in OWN.get(name_of(user), ())):
             return not autocasts_at(user)
         if user.target not in VIEWS:
             return False

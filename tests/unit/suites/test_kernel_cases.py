@@ -56,7 +56,6 @@ TINY = {
     "mlp_gelu": (6, 16, 32),
     "gated_mlp": (6, 16, 32),
     "linear_cross_entropy": (6, 16, 33),
-    "joined_linear": (6, 16, 8, 24, 8),
     **dict.fromkeys(("attention", "projected_attention"), (2, 3, 17, 16, 0.0, True)),
     **{name: (3, 5, 4, 6) for name in KERNELS if name.startswith("batch_norm")},
     **{name: (2, 5, 7, 6, 3, 2, 1) for name in KERNELS if name.startswith("max_pool")},

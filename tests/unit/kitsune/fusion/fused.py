@@ -266,18 +266,6 @@ class Projected(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, **self.settings).transpose(1, 2).flatten(2)
 
 
-class Joined(nn.Module):
-    """Layers of one input, whose results are read through views."""
-
-    def __init__(self, bias: bool = False, widths: tuple[int, ...] = (32, 16, 16)) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, width, bias) for width in widths)
-
-    def forward(self, x):
-        q, *others = (layer(x).unflatten(-1, (-1, 8)).transpose(1, 2) for layer in self.layers)
-        return sum((other.sin().sum(1, keepdim=True) for other in others), q.cos())
-
-
 class Encoded(nn.Module):
     """`nn.MultiheadAttention`, as in `nn.TransformerEncoderLayer`: what follows reads it through views."""
 
@@ -341,8 +329,6 @@ TARGETS = torch.tensor([[1, 2, 3], [4, 12, 0]])
 ROWS = normal(2, 3, WIDTH)
 #: What is found in place of a pattern after torch.export, which takes such a layer apart.
 AS_EXPORTED = {"multi_head_attention": "attention"}
-#: What else is found in a case.
-BESIDE: dict[str, dict[str, int]] = {"SwiGLU": {"joined_linear": 1}}
 #: Name of the pattern, of the case, the module, what it is called with.
 CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "LayerNorm": ("layer_norm", Norm, (ROWS,)),
@@ -413,8 +399,6 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "torch's own attention": ("multi_head_attention", lambda: Encoded(batch_first=True), (ROWS,)),
     "torch's own attention, positions first": ("multi_head_attention", Encoded, (ROWS,)),
     "torch's own attention, causal": ("multi_head_attention", lambda: Encoded(causal=True), (ROWS,)),
-    "layers of one input": ("joined_linear", Joined, (ROWS,)),
-    "two layers of one input": ("joined_linear", lambda: Joined(bias=True, widths=(16, 16)), (ROWS,)),
     "masked attention": ("softmax", Masked, (normal(2, 2, 4, 4), torch.zeros(2, 1, 1, 4))),
     "a head": ("linear_cross_entropy", Head, (ROWS, TARGETS)),
     "a head with a bias": ("linear_cross_entropy", lambda: Head(bias=True), (ROWS, TARGETS)),

@@ -5,12 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kitsune.fusion import Match, calls
+from kitsune.fusion import Match, benefit, calls
 from kitsune.fusion.attentions import attention, multi_head_attention, projected_attention
 from tests.unit.kitsune.fusion.fused import engine
 
 HEADS, HEAD, TOKENS = 2, 16, 5
 WIDTH = HEADS * HEAD
+MAY_DEPEND = "may depend on the strides of a result"
 
 
 def heads_of(part):
@@ -324,6 +325,40 @@ def test_whatever_follows_torchs_own_layer_it_computes_the_same(function):
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def written_through_a_view(y):
+    y.reshape(-1).mul_(2)
+    return y
+
+
+@pytest.mark.parametrize(
+    ("after", "reason"),
+    [
+        (lambda y: y, "a result leaves the graph"),
+        (lambda y: y.view(-1, WIDTH).sin(), "a view needs the strides"),
+        (lambda y: y.mul_(2).sin(), MAY_DEPEND),
+        (written_through_a_view, MAY_DEPEND),
+        (lambda y: y.as_strided(y.shape, (y.stride(0), WIDTH, 1)).sin(), MAY_DEPEND),
+        (lambda y: checkpoint(lambda one: one.view(-1).sin(), y, use_reentrant=False), MAY_DEPEND),
+    ],
+    ids=["it leaves", "a view of rows", "in place", "through a view", "strides in the graph", "recomputed"],
+)
+def test_torchs_own_layer_stays_where_its_strides_may_show(after, reason):
+    fusing = engine()
+    fusing.fuse(lambda x: after(mixed(x)))(torch.randn(2, TOKENS, WIDTH))
+    stats = fusing.get_fusion_stats()
+    assert not stats.matches
+    assert [one.reason for one in stats.refused if reason in one.reason]
+
+
+def test_what_follows_torchs_own_layer_is_measured_with_gradients(monkeypatch):
+    known = []
+    monkeypatch.setattr(benefit, "sample_of", lambda value, of=benefit.sample_of: known.append(value) or of(value))
+    fusing = engine()
+    fusing.fuse(lambda x: F.silu(x.sin()) * mixed(x))(torch.randn(2, TOKENS, WIDTH, requires_grad=True))
+    assert fusing.get_fusion_stats().matches == {"multi_head_attention": 1, "swiglu": 1}
+    assert all(value.requires_grad for value in known)
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])

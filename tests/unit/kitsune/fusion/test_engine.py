@@ -122,7 +122,7 @@ def test_a_measurement_runs_both_forward_and_backward_and_draws_no_random_number
 
     torch.manual_seed(5)
     wanted = torch.rand(3)
-    fusing, model = engine(clock, enable_matmul=False), Gated()
+    fusing, model = engine(clock), Gated()
     torch.manual_seed(5)
     fusing.fuse(model)(ROWS)
     assert torch.equal(torch.rand(3), wanted)
@@ -225,7 +225,7 @@ def test_a_fused_kernel_stands_for_no_more_operations_than_asked():
 
 
 def test_the_stats_count_operations():
-    stats = stats_of(Gated(), ROWS, enable_matmul=False)
+    stats = stats_of(Gated(), ROWS)
     assert (stats.operations_before, stats.operations_after) == (4, 3)
     assert str(stats) == "replaced swiglu 1 times; 4 operations became 3"
 

@@ -13,7 +13,6 @@ from kitsune.fusion import Pattern
 from kitsune.fusion.patterns import PATTERNS
 from tests.unit.kitsune.fusion.fused import (
     AS_EXPORTED,
-    BESIDE,
     CASES,
     ROWS,
     TARGETS,
@@ -22,9 +21,9 @@ from tests.unit.kitsune.fusion.fused import (
     Attention,
     BatchNormed,
     Dropped,
+    Gated,
     GatedMlp,
     Head,
-    Joined,
     Mlp,
     Norm,
     Pointwise,
@@ -62,7 +61,7 @@ def test_a_pattern_is_found_and_computes_the_same(name, form):
     fusing = engine()
     ours = step(fusing.fuse(module), list(module.parameters()), *inputs)
     wanted = step(plain, list(plain.parameters()), *inputs)
-    assert fusing.get_fusion_stats().matches == {pattern: 1} | BESIDE.get(name, {})
+    assert fusing.get_fusion_stats().matches == {pattern: 1}
     for one, other in zip(ours, wanted, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
@@ -95,7 +94,7 @@ def test_a_pattern_is_found_under_autocast(name):
     with torch.autocast("cpu", torch.bfloat16):
         ours = step(fusing.fuse(copy.deepcopy(plain)), [], *inputs)[0]
         wanted = step(plain, [], *inputs)[0]
-    assert fusing.get_fusion_stats().matches == {pattern: 1} | BESIDE.get(name, {})
+    assert fusing.get_fusion_stats().matches == {pattern: 1}
     torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=2e-2)
 
 
@@ -525,7 +524,7 @@ def test_a_block_whose_sizes_the_kernel_does_not_take_has_its_activation_replace
 
 
 def test_a_gated_block_with_dropout_has_its_gate_replaced_alone():
-    assert stats_of(GatedMlp(dropout=0.5), ROWS).matches == {"swiglu": 1} | BESIDE["SwiGLU"]
+    assert stats_of(GatedMlp(dropout=0.5), ROWS).matches == {"swiglu": 1}
 
 
 @pytest.mark.parametrize("layer", ["gate", "up", "down"])
@@ -588,7 +587,7 @@ def test_a_gated_block_whose_sizes_the_kernel_does_not_take_has_its_gate_replace
     block.gate, block.up = (nn.Linear(WIDTH, 6, bias=False) for _ in range(2))
     block.down = nn.Linear(6, WIDTH, bias=False)
     stats = stats_of(block, ROWS)
-    assert stats.matches == {"swiglu": 1} | BESIDE["SwiGLU"]
+    assert stats.matches == {"swiglu": 1}
     assert [(one.pattern, one.reason) for one in stats.refused] == [
         ("gated_mlp", "the kernel is not for its sizes and dtype on this device")
     ]
@@ -719,13 +718,13 @@ def test_a_pattern_is_of_a_kind_that_a_configuration_can_turn_off():
 @pytest.mark.parametrize(
     ("flag", "module", "inputs"),
     [
+        ("enable_elementwise", Gated, (ROWS,)),
         ("enable_reduction", Norm, (ROWS,)),
         ("enable_reduction", Attention, (normal(2, 4, 4),)),
         ("enable_reduction", BatchNormed, (normal(2, 6, 5, 5),)),
         ("enable_pooling", partial(nn.MaxPool2d, 2), (normal(2, 3, 4, 4),)),
         ("enable_elementwise", Activated, (ROWS,)),
         ("enable_matmul", partial(nn.Conv2d, 3, 6, 2, stride=2), (normal(2, 3, 4, 6),)),
-        ("enable_matmul", Joined, (ROWS,)),
     ],
 )
 def test_each_flag_turns_off_its_kind_and_no_other(flag, module, inputs):
@@ -764,14 +763,11 @@ def test_under_torch_func_a_norm_is_left_to_torch():
 
 
 def test_what_is_computed_in_inference_mode_stays_there():
-    x, a, b = (normal(3, 8, seed=0).detach(), *(normal(8, 8, seed=seed).detach() for seed in (1, 2)))
-    scale = normal(3, 8, seed=3)
-
-    def run(x, a, b, scale):
+    def run(x, scale):
         with torch.inference_mode():
-            total = F.linear(x, a).sum()
-        return F.linear(x, b) * scale + total
+            total = x + x.sin()
+        return F.layer_norm(total, (WIDTH,)) * scale
 
     fusing = engine()
-    fusing.fuse(run)(x, a, b, scale).sum().backward()
-    assert not fusing.get_fusion_stats().matches
+    fusing.fuse(run)(ROWS.detach(), normal(WIDTH)).sum().backward()
+    assert fusing.get_fusion_stats().matches == {"layer_norm": 1}
