@@ -20,7 +20,7 @@ from benchmarks.kernel_runs import DTYPES, Run
 from benchmarks.kernels import keep, race
 from benchmarks.training_step import DEVICE
 from kitsune.kernels import pointwise_convolution as kernel
-from kitsune.kernels.linear_activation import Tiling
+from kitsune.kernels.products import Tiling
 
 #: Name -> (images, channels, side, channels of the result), of a ResNet-50.
 SHAPES: Final[Mapping[str, tuple[int, int, int, int]]] = {

@@ -2,8 +2,9 @@
 
 The forward computes each tile of both products over the same loads of x, and stores three tensors: their gated product,
 the activation, and the activation's slope times the other factor. The backward multiplies each tile of the gated
-product's gradient by the last two, which gives the gradients of both layers. All other products are torch's own. Sums
-go in a fixed order, without atomics, so results are bitwise reproducible.
+product's gradient by the last two, which gives the gradients of both layers. All other products are torch's own. On
+Hopper the kernels of gated_linear_hopper do the same. Sums go in a fixed order, without atomics, so results are bitwise
+reproducible.
 """
 
 import math
@@ -17,21 +18,25 @@ from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kitsune.kernels.bias_activation import KINDS
+from kitsune.kernels.bias_activation import KINDS, activated_with_slope
 from kitsune.kernels.launch import IS_INTERPRETED, runs_in_triton
 from kitsune.kernels.layouts import Shape
-from kitsune.kernels.linear_activation import (
+from kitsune.kernels.products import (
     ALIGNED,
+    HAS_GLUON,
     HOPPER,
     OFFERED,
     Tiling,
-    activated_with_slope,
     described,
     halves_of,
     launch,
     place_of,
+    runs_gluon,
     with_product,
 )
+
+if HAS_GLUON:
+    from kitsune.kernels import gated_linear_hopper
 
 #: `wide` columns of each product: both accumulators take the registers of one of twice the width, so two programs fit
 #: on a multiprocessor. In bf16 with SiLU it compiles for Hopper to 128 registers, without spills, and 112 KiB.
@@ -120,7 +125,9 @@ def forward(
     """(the gated product, the activation, its slopes times the result of `up`), each (rows, hidden), of x (rows, n)."""
     hidden = x.new_empty(len(x), len(gate))
     activation, slopes = torch.empty_like(hidden), torch.empty_like(hidden)
-    if hidden.numel():
+    if hidden.numel() and runs_gluon(x.device):
+        gated_linear_hopper.forward(x, gate, up, (hidden, activation, slopes), kind)
+    elif hidden.numel():
         high, wide, deep, pieces, *_ = FORWARD
         launch(
             forward_kernel,
@@ -152,7 +159,9 @@ def backward(dy: torch.Tensor, down: torch.Tensor, activation: torch.Tensor, slo
     """
     rows, columns = slopes.shape
     both = slopes.new_empty(rows, 2 * columns)
-    if both.numel():
+    if both.numel() and runs_gluon(dy.device):
+        gated_linear_hopper.backward(dy, down, activation, slopes, both)
+    elif both.numel():
         high, wide, deep, pieces, *_ = BACKWARD
         piece = [high, wide // pieces]
         launch(

@@ -2,11 +2,12 @@
 
 The forward applies the activation to each tile of the first product, and stores its results and its slopes. The
 backward multiplies each tile of the activation's gradient by them, and sums its columns for the gradient of the bias.
-All other products are torch's own. Sums go in a fixed order, without atomics, so results are bitwise reproducible.
+All other products are torch's own. On Hopper the kernels of linear_activation_hopper do the same. Sums go in a fixed
+order, without atomics, so results are bitwise reproducible.
 """
 
 import math
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -14,39 +15,26 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kitsune.kernels.bias_activation import KINDS, activated, pulled_back
-from kitsune.kernels.dtypes import DTYPES
-from kitsune.kernels.launch import IS_INTERPRETED, bind_context, on_device_of, runs_in_triton
+from kitsune.kernels.bias_activation import KINDS, activated_with_slope
+from kitsune.kernels.launch import IS_INTERPRETED, runs_in_triton
 from kitsune.kernels.layouts import Shape
+from kitsune.kernels.products import (
+    ALIGNED,
+    HAS_GLUON,
+    HOPPER,
+    OFFERED,
+    Tiling,
+    described,
+    halves_of,
+    launch,
+    place_of,
+    runs_gluon,
+    with_product,
+)
 
-#: In the interpreter fp32 shows what the roundings of half precision hide.
-OFFERED: Final = DTYPES if IS_INTERPRETED else (torch.bfloat16, torch.float16)
-#: The interpreter multiplies in NumPy, which has no bf16.
-IS_WIDENED: Final = tl.constexpr(IS_INTERPRETED)
-#: The first compute capability whose tensor memory accelerator loads and stores whole tiles.
-HOPPER: Final = 9
-#: The tensor memory accelerator needs rows that start at multiples of so many bytes.
-ALIGNED: Final = 16
-
-
-class Tiling(NamedTuple):
-    """How a product is tiled: `high` x `wide` elements of the result, `deep` products of each at once.
-
-    A tile is stored in so many `pieces` side by side, through the shared memory of one. `programs` are resident on each
-    multiprocessor, by a limit of `registers` for each thread where the compiler would take more.
-    """
-
-    high: int
-    wide: int
-    deep: int
-    pieces: int
-    stages: int
-    warps: int
-    programs: int
-    registers: int | None = None
-
+if HAS_GLUON:
+    from kitsune.kernels import linear_activation_hopper
 
 #: The fastest of 14 tilings on an H200, in five shapes of models.
 FORWARD: Final = Tiling(high=128, wide=128, deep=64, pieces=2, stages=3, warps=8, programs=2, registers=128)
@@ -134,7 +122,10 @@ def forward(
     """(the activation of `x` (rows, n) times the transpose of `weight` (hidden, n) plus `bias`, its slopes there)."""
     a = x.new_empty(len(x), len(weight))
     slopes = torch.empty_like(a)
-    if a.numel():
+    bias = None if bias is None else bias.contiguous()
+    if a.numel() and runs_gluon(x.device):
+        linear_activation_hopper.forward(x, weight, bias, a, slopes, kind)
+    elif a.numel():
         high, wide, deep, pieces, *_ = FORWARD
         launch(
             forward_kernel,
@@ -143,7 +134,7 @@ def forward(
             x.shape[1],
             described(x, high, deep),
             described(weight, wide, deep),
-            None if bias is None else bias.contiguous(),
+            bias,
             described(a, high, wide // pieces),
             described(slopes, high, wide // pieces),
             kind,
@@ -165,7 +156,9 @@ def backward(dy: torch.Tensor, weight: torch.Tensor, slopes: torch.Tensor) -> tu
     """
     dh = torch.empty_like(slopes)
     sums = slopes.new_empty(triton.cdiv(len(slopes), BACKWARD.high), slopes.shape[1], dtype=torch.float32)
-    if dh.numel():
+    if dh.numel() and runs_gluon(dy.device):
+        linear_activation_hopper.backward(dy, weight, slopes, dh, sums)
+    elif dh.numel():
         high, wide, deep, pieces, *_ = BACKWARD
         launch(
             backward_kernel,
@@ -195,33 +188,6 @@ def _(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
 @register_flop_formula(torch.ops.kitsune.linear_activation_backward)
 def _(dy: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     return 2 * dy[0] * math.prod(weight)
-
-
-def described(matrix: torch.Tensor, high: int, wide: int) -> TensorDescriptor:
-    """The matrix in tiles (high, wide), copied where the tensor memory accelerator could not read it.
-
-    The descriptor is passed by value, so a CUDA graph keeps it.
-    """
-    matrix = matrix.contiguous()
-    if matrix.data_ptr() % ALIGNED:
-        matrix = matrix.clone()
-    return TensorDescriptor.from_tensor(matrix, [high, wide])
-
-
-def launch(kernel: Any, tiling: Tiling, result: torch.Tensor, inner: int, *given: Any) -> None:
-    """Runs a kernel on as many programs as are resident at once, each of which computes tile after tile."""
-    rows, columns = result.shape
-    *sizes, stages, warps, each, registers = tiling
-    options = {"num_stages": stages, "num_warps": warps, "maxnreg": registers}
-    most = each * (multiprocessors_of(result.device) if result.is_cuda else 1)
-    programs = min(most, triton.cdiv(rows, tiling.high) * triton.cdiv(columns, tiling.wide))
-    with on_device_of(result):
-        bind_context(result.device)
-        kernel[(programs,)](*given, rows, columns, inner, programs, *sizes, **options)
-
-
-def multiprocessors_of(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit(do_not_specialize=["rows", "programs"])
@@ -309,56 +275,3 @@ def store_gradients(total, slopes, dh, sums, row, column, columns, WIDE: tl.cons
         dh.store([row, column], value.to(dh.dtype))
         at = column + tl.arange(0, WIDE)
         tl.store(sums + at, tl.sum(value, axis=0), mask=at < columns)
-
-
-@triton.jit
-def with_product(total, one, other):
-    if IS_WIDENED:
-        one, other = one.to(tl.float32), other.to(tl.float32)
-    return tl.dot(one, other, total)
-
-
-@triton.jit
-def place_of(tile, rows, columns, HIGH: tl.constexpr, WIDE: tl.constexpr):
-    """(first row, first column) of a tile. Eight rows of tiles are done column by column, to be read from L2."""
-    down, across = tl.cdiv(rows, HIGH), tl.cdiv(columns, WIDE)
-    above = tile // (8 * across) * 8
-    high = tl.minimum(down - above, 8)
-    within = tile % (8 * across)
-    return (above + within % high) * HIGH, within // high * WIDE
-
-
-@triton.jit
-def halves_of(tile):
-    """(its left half, its right half)."""
-    pairs = tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1))
-    return tl.split(pairs)
-
-
-@triton.jit
-def activated_with_slope(value, KIND: tl.constexpr):
-    """(the activation at `value`, its slope there), as exact as half precision is."""
-    if KIND == "gelu":
-        reach = tl.minimum(tl.abs(value), 6.0)
-        share, density = share_beyond(reach), tl.exp2(-0.7213475204444817 * reach * reach - 1.3257480647361593)
-        below = share - reach * density
-        result = tl.where(value < 0.0, 0.0, value) - reach * share
-        slope = tl.where(value < 0.0, below, 1.0 - below)
-    else:
-        result, slope = activated(value, KIND), pulled_back(1.0, value, KIND)
-    return result, slope
-
-
-@triton.jit
-def share_beyond(reach):
-    """The share of a normal distribution beyond `reach`, from 0 to 6, to a relative error of 6e-6.
-
-    A polynomial fitted to its logarithm takes half as many instructions as erf, and the products wait for them.
-    """
-    power = -1.8348113415161609e-06 * reach + 6.15982864750342e-05
-    power = power * reach - 0.0009305247404038207
-    power = power * reach + 0.008507890256866718
-    power = power * reach - 0.05396006714803322
-    power = power * reach - 0.4584643962133985
-    power = power * reach - 1.151251043254666
-    return tl.exp2(power * reach - 0.9999952948358146)

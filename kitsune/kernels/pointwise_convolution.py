@@ -18,7 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kitsune.kernels.dtypes import wide_of
 from kitsune.kernels.launch import IS_INTERPRETED, bind_context, on_device_of, runs_in_triton
 from kitsune.kernels.layouts import Shape
-from kitsune.kernels.linear_activation import (
+from kitsune.kernels.products import (
     ALIGNED,
     HOPPER,
     OFFERED,

@@ -6,7 +6,7 @@ import torch
 from kitsune.kernels import gated_linear as kernel
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.gated_linear import gated_mlp, reference
-from kitsune.kernels.linear_activation import HOPPER
+from kitsune.kernels.products import HOPPER
 from tests.kernel_checks import check_current_stream, check_graph
 
 #: (rows, hidden, width within the block)

@@ -6,6 +6,7 @@ import torch
 from kitsune.kernels import linear_activation as kernel
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.linear_activation import mlp, reference
+from kitsune.kernels.products import HOPPER
 from tests.kernel_checks import check_current_stream, check_graph
 
 #: (rows, hidden, width within the block)
@@ -21,7 +22,7 @@ SHAPES = {
 TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (kernel.HOPPER, 0),
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (HOPPER, 0),
     reason="the kernels need the tensor memory accelerator",
 )
 

@@ -11,6 +11,7 @@ from kitsune.fusion import FusionConfig, FusionEngine, Pattern, calls, convoluti
 from kitsune.fusion.patterns import HALF
 from kitsune.kernels import pointwise_convolution as kernel
 from kitsune.kernels.pointwise_convolution import pointwise_convolution, reference
+from kitsune.kernels.products import HOPPER
 from tests.kernel_checks import check_current_stream, check_graph
 
 #: (images, channels, side), channels of the result
@@ -29,7 +30,7 @@ LAYERS = {
 TOLERANCES = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (kernel.HOPPER, 0),
+    torch.cuda.is_available() and torch.cuda.get_device_capability() < (HOPPER, 0),
     reason="the kernels need the tensor memory accelerator",
 )
 

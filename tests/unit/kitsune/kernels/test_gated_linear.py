@@ -7,7 +7,7 @@ from kitsune.kernels import gated_linear as kernel
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.gated_linear import gated_mlp, reference
 from kitsune.kernels.launch import DTYPES, IS_INTERPRETED
-from kitsune.kernels.linear_activation import Tiling
+from kitsune.kernels.products import Tiling
 
 #: Of the norm of what is compared: what is stored, and gradients, are rounded (by the interpreter, cut off).
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 2.5e-3}

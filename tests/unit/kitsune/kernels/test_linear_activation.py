@@ -6,7 +6,8 @@ import torch
 from kitsune.kernels import linear_activation as kernel
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.launch import DTYPES, IS_INTERPRETED
-from kitsune.kernels.linear_activation import Tiling, mlp, reference
+from kitsune.kernels.linear_activation import mlp, reference
+from kitsune.kernels.products import Tiling
 
 #: Of the norm of what is compared: activation, slopes and gradients are rounded (by the interpreter, cut off).
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}

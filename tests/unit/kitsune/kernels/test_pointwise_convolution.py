@@ -9,8 +9,8 @@ from torch._dynamo.backends.common import aot_autograd
 from kitsune.fusion import calls
 from kitsune.kernels import pointwise_convolution as kernel
 from kitsune.kernels.launch import IS_INTERPRETED
-from kitsune.kernels.linear_activation import Tiling
 from kitsune.kernels.pointwise_convolution import is_offered, pointwise_convolution, reference
+from kitsune.kernels.products import Tiling
 
 pytestmark = pytest.mark.skipif(not IS_INTERPRETED, reason="tiles of the GPU are tested in tests/gpu")
 SMALL = {"high": 32, "stages": 2, "warps": 4}
