@@ -31,7 +31,7 @@ from kitsune.kernels.products import (
     halves_of,
     launch,
     place_of,
-    runs_gluon,
+    takes_turns,
     with_product,
 )
 
@@ -125,7 +125,7 @@ def forward(
     """(the gated product, the activation, its slopes times the result of `up`), each (rows, hidden), of x (rows, n)."""
     hidden = x.new_empty(len(x), len(gate))
     activation, slopes = torch.empty_like(hidden), torch.empty_like(hidden)
-    if hidden.numel() and runs_gluon(x.device):
+    if takes_turns(hidden, FORWARD):
         gated_linear_hopper.forward(x, gate, up, (hidden, activation, slopes), kind)
     elif hidden.numel():
         high, wide, deep, pieces, *_ = FORWARD
@@ -159,7 +159,7 @@ def backward(dy: torch.Tensor, down: torch.Tensor, activation: torch.Tensor, slo
     """
     rows, columns = slopes.shape
     both = slopes.new_empty(rows, 2 * columns)
-    if both.numel() and runs_gluon(dy.device):
+    if takes_turns(slopes, BACKWARD):
         gated_linear_hopper.backward(dy, down, activation, slopes, both)
     elif both.numel():
         high, wide, deep, pieces, *_ = BACKWARD

@@ -40,9 +40,18 @@ class Tiling(NamedTuple):
     registers: int | None = None
 
 
-def runs_gluon(device: torch.device) -> bool:
-    """Whether the kernels in Gluon run on a device: Hopper alone has their instructions."""
-    return HAS_GLUON and not IS_INTERPRETED and torch.cuda.get_device_properties(device).major == HOPPER
+def takes_turns(result: torch.Tensor, tiling: Tiling) -> bool:
+    """Whether a kernel in Gluon computes a result, whose tiles are as large: in bf16, on Hopper, two or more a program.
+
+    In fp16 the assembler would not let the products of a tile overlap (C7514).
+    """
+    return (
+        HAS_GLUON
+        and result.is_cuda
+        and result.dtype == torch.bfloat16
+        and torch.cuda.get_device_properties(result.device).major == HOPPER
+        and tiles_of(result, tiling) > multiprocessors_of(result.device)
+    )
 
 
 def described(matrix: torch.Tensor, high: int, wide: int) -> TensorDescriptor:
@@ -62,10 +71,15 @@ def launch(kernel: Any, tiling: Tiling, result: torch.Tensor, inner: int, *given
     *sizes, stages, warps, each, registers = tiling
     options = {"num_stages": stages, "num_warps": warps, "maxnreg": registers}
     most = each * (multiprocessors_of(result.device) if result.is_cuda else 1)
-    programs = min(most, triton.cdiv(rows, tiling.high) * triton.cdiv(columns, tiling.wide))
+    programs = min(most, tiles_of(result, tiling))
     with on_device_of(result):
         bind_context(result.device)
         kernel[(programs,)](*given, rows, columns, inner, programs, *sizes, **options)
+
+
+def tiles_of(result: torch.Tensor, tiling: Tiling) -> int:
+    rows, columns = result.shape
+    return triton.cdiv(rows, tiling.high) * triton.cdiv(columns, tiling.wide)
 
 
 def multiprocessors_of(device: torch.device) -> int:
