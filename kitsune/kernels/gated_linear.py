@@ -125,7 +125,7 @@ def forward(
     """(the gated product, the activation, its slopes times the result of `up`), each (rows, hidden), of x (rows, n)."""
     hidden = x.new_empty(len(x), len(gate))
     activation, slopes = torch.empty_like(hidden), torch.empty_like(hidden)
-    if takes_turns(hidden, FORWARD):
+    if takes_turns(hidden, FORWARD) and kind in gated_linear_hopper.FASTER:
         gated_linear_hopper.forward(x, gate, up, (hidden, activation, slopes), kind)
     elif hidden.numel():
         high, wide, deep, pieces, *_ = FORWARD

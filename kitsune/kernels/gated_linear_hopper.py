@@ -1,4 +1,11 @@
-"""The products of gated_linear for Hopper: what follows a tile's products is hidden behind those of the next tile."""
+"""The products of gated_linear for Hopper: what follows a tile's products is hidden behind those of the next tile.
+
+In bf16 on an H200, for 8192 rows of 768 and 2048 hidden ones with "silu": forward 136 us by gated_linear's own kernel
+and 93 here, backward 78 and 60; for 4096 rows of 2048 and 8192 hidden ones 628 and 424, 275 and 240
+(benchmarks/results/specialised).
+"""
+
+from typing import Final
 
 import torch
 from triton.experimental import gluon
@@ -35,8 +42,10 @@ from kitsune.kernels.ping_pong import (
 from kitsune.kernels.products import halves_of, place_of
 
 #: Loads of the backward's second operands have a warp of their own: they wait for stores, and the products must not.
-BACKWARD_WARPS = gl.constexpr([4, 1, 1])
-BACKWARD_REGISTERS = gl.constexpr([240, 24, 24])
+BACKWARD_WARPS: Final = gl.constexpr([4, 1, 1])
+BACKWARD_REGISTERS: Final = gl.constexpr([240, 24, 24])
+#: Activations with which the forward was measured to be faster than gated_linear's own.
+FASTER: Final = ("silu",)
 
 
 def forward(

@@ -123,7 +123,7 @@ def forward(
     a = x.new_empty(len(x), len(weight))
     slopes = torch.empty_like(a)
     bias = None if bias is None else bias.contiguous()
-    if takes_turns(a, FORWARD) and kind != "relu":  # the assembler would not let its products overlap
+    if takes_turns(a, FORWARD) and kind in linear_activation_hopper.FASTER:
         linear_activation_hopper.forward(x, weight, bias, a, slopes, kind)
     elif a.numel():
         high, wide, deep, pieces, *_ = FORWARD

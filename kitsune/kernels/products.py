@@ -108,3 +108,10 @@ def halves_of(tile):
     """(its left half, its right half)."""
     pairs = tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1))
     return tl.split(pairs)
+
+
+@triton.jit
+def joined(left, right):
+    """The inverse of `halves_of`."""
+    pairs = tl.permute(tl.join(left, right), (0, 2, 1))
+    return tl.reshape(pairs, (left.shape[0], 2 * left.shape[1]))
