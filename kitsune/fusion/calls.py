@@ -54,9 +54,11 @@ def mlp(
     b2: torch.Tensor | None,
     kind: str,
     dtype: torch.dtype,
+    is_transposed: bool = False,
 ) -> torch.Tensor:
     b1, b2 = (None if bias is None else bias.to(dtype) for bias in (b1, b2))
-    return mlps.mlp(x.to(dtype), w1.to(dtype), b1, w2.to(dtype), b2, kind)
+    w1, w2 = (weight.to(dtype).t() if is_transposed else weight.to(dtype) for weight in (w1, w2))
+    return mlps.mlp(x.to(dtype), w1, b1, w2, b2, kind)
 
 
 def gated_mlp(

@@ -8,6 +8,7 @@ from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.gelus import Activation, written_gelu
+from kitsune.fusion.layers import results_from
 from kitsune.fusion.match import Found, Match
 from kitsune.fusion.norms import factors, is_sum
 from kitsune.fusion.operations import behind, is_last, is_tensor, operation_of, value_of
@@ -48,8 +49,7 @@ def activation_of(node: Node) -> Activation | str | None:
 
 def is_rounded(node: Node, dtype: torch.dtype) -> bool:
     """Whether all users round it to this dtype: autocast computes pow, and what follows from it, in fp32."""
-    layers = [(operation_of(user), value_of(user)) for user in node.users]
-    return all(layer.name == "linear" and layer.get("x") is node and y.dtype == dtype for layer, y in layers)
+    return all(result is not None and result.dtype == dtype for result in results_from(node))
 
 
 def swiglu(node: Node) -> Found:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from torch.fx import Node
 
+from kitsune.fusion.layers import layer_at
 from kitsune.fusion.operations import operation_of
 from kitsune.fusion.writes import mutates
 
@@ -52,7 +53,7 @@ def written_gelu(node: Node) -> Activation | str | None:
     kind, wanted = BENDS[operation_of(bend).name]
     within = polynomial_of(operation_of(bend).get("x"), {x: {(1, 0): 1.0}})
     around = polynomial_of(node, {x: {(1, 0): 1.0}, bend: {(0, 1): 1.0}})
-    if operation_of(x).name != "linear" or within is None or around is None:
+    if layer_at(x) is None or within is None or around is None:
         return None
     if (within.keys(), around.keys()) != (wanted.keys(), GELU.keys()):
         return None

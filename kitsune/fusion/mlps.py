@@ -1,6 +1,7 @@
 """Patterns of the block of a transformer between two residuals: two linear layers, or three with a gate."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch.fx import Node
 
 from kitsune.fusion import calls
 from kitsune.fusion.elementwise import activation_of, best_of
+from kitsune.fusion.layers import layer_at
 from kitsune.fusion.match import Found, Match
 from kitsune.fusion.norms import factors
 from kitsune.fusion.operations import behind, operation_of, value_of
@@ -20,24 +22,33 @@ NOT_COMPUTED = "the kernel is not for its sizes and dtype on this device"
 
 def mlp(node: Node) -> Found:
     """From the second layer. Dropout that drops nothing may come before it."""
-    second = operation_of(node)
-    if second.name != "linear":
+    second = layer_at(node)
+    if second is None:
         return None
-    activated, idle = behind(second.get("x"), is_idle_dropout)
+    activated, idle = behind(second.x, is_idle_dropout)
     activation = activation_of(activated) if isinstance(activated, Node) else None
     if activation is None or isinstance(activation, str):
         return activation
-    layer = operation_of(activation.x)
-    if layer.name != "linear":
+    first = layer_at(activation.x)
+    if first is None or first.is_transposed != second.is_transposed:
         return None
     dtype = value_of(node).dtype
     if value_of(activation.x).dtype != dtype:
         return OTHER_DTYPES
-    given = (*layer_of(layer), *layer_of(second)[1:])
-    if not is_computed(is_offered, given, dtype):
+    given = (first.x, first.weight, first.bias, second.weight, second.bias)
+    if not is_computed(partial(is_mlp_offered, is_transposed=first.is_transposed), given, dtype):
         return NOT_COMPUTED
-    inner = (*idle, activated, *activation.inner, activation.x)
-    return Match(call=calls.mlp, arguments=(*given, activation.kind, dtype), results=(node,), inner=inner, dtype=dtype)
+    return Match(
+        call=calls.mlp,
+        arguments=(*given, activation.kind, dtype, first.is_transposed),
+        results=(node,),
+        inner=(*second.inner, *idle, activated, *activation.inner, activation.x, *first.inner),
+        dtype=dtype,
+    )
+
+
+def is_mlp_offered(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, *, is_transposed: bool) -> bool:
+    return is_offered(x, w1.t(), b1, w2.t(), b2) if is_transposed else is_offered(x, w1, b1, w2, b2)
 
 
 def gated_mlp(node: Node) -> Found:
@@ -73,11 +84,6 @@ def gated_layers(node: Node, inner: tuple[Node, ...], activated: Node, linear: N
         inner=(*inner, activated, *activation.inner, activation.x, linear),
         dtype=dtype,
     )
-
-
-def layer_of(layer: Any) -> tuple[Any, Any, Any]:
-    """(x, weight, bias) of a linear layer."""
-    return layer.get("x"), layer.get("weight"), layer.get("bias")
 
 
 def is_computed(is_offered: Callable[..., bool], given: tuple[Any, ...], dtype: torch.dtype) -> bool:

@@ -37,6 +37,7 @@ PAIR = ("x", "y")
 SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     F.linear: ("linear", LINEAR),
     aten.linear.default: ("linear", LINEAR),
+    **dict.fromkeys((torch.addmm, aten.addmm.default), ("addmm", ("bias", "x", "weight"))),
     **dict.fromkeys((operator.matmul, torch.matmul, aten.matmul.default, "matmul"), ("matmul", PAIR)),
     **dict.fromkeys((torch.t, aten.t.default, "t", aten.numpy_T.default), ("transposed", ("x",))),
     **dict.fromkeys((torch.transpose, aten.transpose.int, "transpose"), ("transpose", ("x", "one", "other"))),

@@ -110,9 +110,14 @@ class Mlp(torch.autograd.Function):
         if needs_x or needs_w1 or needs_b1:
             dh, sums = backward(dy, w2, slopes)
             dx = dh @ w1 if needs_x else None
-            dw1 = dh.t() @ x if needs_w1 else None
+            dw1 = gradient_of(w1, dh, x) if needs_w1 else None
             db1 = sums.sum(0).to(dh.dtype) if needs_b1 else None
-        return dx, dw1, db1, dy.t() @ a if needs_w2 else None, dy.sum(0) if needs_b2 else None, None
+        return dx, dw1, db1, gradient_of(w2, dy, a) if needs_w2 else None, dy.sum(0) if needs_b2 else None, None
+
+
+def gradient_of(weight: torch.Tensor, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of the weight (out, n) of a layer of x, laid out as the weight is."""
+    return (x.t() @ dy).t() if weight.stride(0) < weight.stride(1) else dy.t() @ x
 
 
 @torch.library.custom_op("kitsune::linear_activation", mutates_args=())

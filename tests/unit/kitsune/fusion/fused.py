@@ -110,6 +110,30 @@ class Mlp(nn.Module):
         return self.down(self.dropout(self.activation(self.up(x))))
 
 
+class Conv1D(nn.Module):
+    """As transformers has it: a linear layer whose weight lies transposed."""
+
+    def __init__(self, out: int, width: int) -> None:
+        super().__init__()
+        self.out = out
+        self.weight = nn.Parameter(torch.randn(width, out) * 0.02)
+        self.bias = nn.Parameter(torch.zeros(out))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.size()[:-1], self.out)
+
+
+class Conv1DMlp(nn.Module):
+    """Of GPT-2 in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = Conv1D(4 * WIDTH, WIDTH), Conv1D(WIDTH, 4 * WIDTH)
+
+    def forward(self, x):
+        return self.down(new_gelu(self.up(x)))
+
+
 def new_gelu(x):
     """As GPT-2 of Hugging Face has it."""
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
@@ -348,6 +372,7 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "a block": ("mlp", Mlp, (ROWS,)),
     "a block in eval": ("mlp", lambda: Mlp(nn.SiLU(), dropout=0.5).eval(), (ROWS,)),
     "a block with the GELU of GPT-2": ("mlp", lambda: Mlp(new_gelu), (ROWS,)),
+    "the block of GPT-2": ("mlp", Conv1DMlp, (ROWS,)),
     "a block without biases": ("mlp", lambda: Mlp(nn.ReLU(), bias=False), (ROWS,)),
     "patches": ("patch_convolution", lambda: nn.Conv2d(3, 6, 2, stride=2), (normal(2, 3, 4, 6),)),
     "patches of a wide kernel": (

@@ -20,6 +20,7 @@ from tests.unit.kitsune.fusion.fused import (
     Activated,
     Attention,
     BatchNormed,
+    Conv1DMlp,
     Dropped,
     Gated,
     GatedMlp,
@@ -29,6 +30,7 @@ from tests.unit.kitsune.fusion.fused import (
     Pointwise,
     engine,
     images,
+    new_gelu,
     normal,
     stats_of,
     step,
@@ -78,6 +80,7 @@ def test_a_pattern_is_found_and_computes_the_same(name, form):
         "GELU",
         "a block",
         "a block with the GELU of GPT-2",
+        "the block of GPT-2",
         "SwiGLU",
         "the block of Llama",
         "a gated block with the GELU of GPT-2",
@@ -502,6 +505,29 @@ def test_a_block_whose_hidden_layer_is_used_again_is_none():
     stats = stats_of(function, ROWS)
     assert stats.matches == {"linear_activation": 1}
     assert [(one.pattern, one.reason) for one in stats.refused] == [("mlp", "others use the result of silu")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda up, x: torch.addmm(up.bias, x.view(-1, WIDTH), up.weight, beta=2).view(2, 3, -1),
+        lambda up, x: torch.addmm(up.bias, x.view(-1, WIDTH), up.weight).view(3, 2, -1),
+        lambda up, x: torch.addmm(up.bias.expand(6, -1), x.view(-1, WIDTH), up.weight).view(2, 3, -1),
+    ],
+    ids=["beta", "another shape", "a bias for each row"],
+)
+def test_what_is_nearly_conv1d_is_no_layer_of_a_block(change):
+    block = Conv1DMlp()
+    x = normal(2, 3, WIDTH)
+    assert stats_of(block, x).matches == {"mlp": 1}
+    assert stats_of(lambda x: block.down(new_gelu(change(block.up, x))), x).matches == {}
+
+
+def test_gradients_of_conv1d_lie_as_its_weights_do():
+    block = Conv1DMlp()
+    parameters = list(block.parameters())
+    gradients = torch.autograd.grad(engine().fuse(block)(ROWS).sum(), parameters)
+    assert [one.stride() for one in gradients] == [one.stride() for one in parameters]
 
 
 def test_a_block_of_two_dtypes_is_none():
