@@ -36,6 +36,7 @@ CASES = by_name(
         Case("dlrm/2048", "zoo:dlrm"),
         Case("hf-bert_base/16x128", "benchmarks/workloads/hf_bert_base.py:make_workload"),
         Case("tv-resnet50/64", "benchmarks/workloads/tv_resnet50.py:make_workload", channels_last=True),
+        Case("hf-gpt2_small/8x512", "benchmarks/workloads/hf_gpt2_small.py:make_workload", is_swept=False),
         Case("hf-llama_125m/8x1024", "benchmarks/workloads/hf_llama_125m.py:make_workload", is_swept=False),
         Case("nanogpt/12x1024", "benchmarks/workloads/nanogpt.py:make_workload", is_swept=False),
         Case(
