@@ -1,8 +1,12 @@
 """What every kernel must do on a GPU: run on the stream that is current, and again in a replayed CUDA graph."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 import torch
+
+from kitsune.kernels.products import HAS_GLUON, HOPPER
 
 Step = Callable[..., Sequence[torch.Tensor]]
 
@@ -34,3 +38,20 @@ def check_graph(step: Step, first: Sequence[torch.Tensor], second: Sequence[torc
     graph.replay()
     torch.cuda.synchronize()
     assert all(map(torch.equal, found, wanted))
+
+
+def takes_gluon() -> bool:
+    """Whether the kernels in Gluon run here."""
+    return HAS_GLUON and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == HOPPER
+
+
+def spied(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> list[tuple[Any, ...]]:
+    """The arguments of each call of a function from now on."""
+    function, calls = getattr(module, name), []
+
+    def spy(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments)
+
+    monkeypatch.setattr(module, name, spy)
+    return calls

@@ -1,5 +1,6 @@
 """Whether results may have other strides: what reads them is run again on examples, as far as strides differ."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,6 +17,13 @@ COMPUTED: Final = frozenset(
         *("linear", "matmul", "attention", "layer_norm", "rms_norm", "softmax", "cat", "to", "gelu", "silu", "relu"),
         *("add", "mul", "div", "neg", "pow", "square", "rsqrt", "tanh", "erf", "mean", "cos", "sin", "masked_fill"),
         "dropout",
+    }
+)
+#: Others that do.
+OTHERS: Final = frozenset(
+    {
+        *(torch.repeat_interleave, "repeat_interleave", torch.stack, torch.sub, operator.sub, "sub"),
+        *(torch.bmm, torch.baddbmm, torch.einsum),
     }
 )
 
@@ -51,7 +59,8 @@ def restrided(results: Sequence[Node], given: Sequence[Any]) -> dict[Node, Any] 
 
 
 def is_computed(node: Node) -> bool:
-    return getattr(node.target, "__module__", None) == CALLS or operation_of(node).name in COMPUTED
+    is_own = getattr(node.target, "__module__", None) == CALLS
+    return is_own or node.target in OTHERS or operation_of(node).name in COMPUTED
 
 
 def drops_nothing(node: Node) -> bool:

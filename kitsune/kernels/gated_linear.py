@@ -3,8 +3,8 @@
 The forward computes each tile of both products over the same loads of x, and stores three tensors: their gated product,
 the activation, and the activation's slope times the other factor. The backward multiplies each tile of the gated
 product's gradient by the last two, which gives the gradients of both layers. All other products are torch's own. On
-Hopper the kernels of gated_linear_hopper do the same. Sums go in a fixed order, without atomics, so results are bitwise
-reproducible.
+Hopper gated_linear_hopper does the same for large results. Sums go in a fixed order, without atomics, so results are
+bitwise reproducible.
 """
 
 import math

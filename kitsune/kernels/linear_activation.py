@@ -2,8 +2,8 @@
 
 The forward applies the activation to each tile of the first product, and stores its results and its slopes. The
 backward multiplies each tile of the activation's gradient by them, and sums its columns for the gradient of the bias.
-All other products are torch's own. On Hopper the kernels of linear_activation_hopper do the same. Sums go in a fixed
-order, without atomics, so results are bitwise reproducible.
+All other products are torch's own. On Hopper linear_activation_hopper does the same for large results. Sums go in a
+fixed order, without atomics, so results are bitwise reproducible.
 """
 
 import math

@@ -27,7 +27,7 @@ from kitsune.kernels.launch import bind_context, on_device_of
 from kitsune.kernels.products import multiprocessors_of, place_of, readable
 
 #: Rows and columns of a tile of the result, and products of each at once. With 5 buffers in the ring it was the fastest
-#: of six tilings.
+#: of three tilings; 64 x 256 was as fast with 2048 rows.
 HIGH: Final = gl.constexpr(128)
 WIDE: Final = gl.constexpr(128)
 DEEP: Final = gl.constexpr(64)

@@ -43,14 +43,15 @@ class Tiling(NamedTuple):
 def takes_turns(result: torch.Tensor, tiling: Tiling) -> bool:
     """Whether a kernel in Gluon computes a result, whose tiles are as large: in bf16, on Hopper, two or more a program.
 
-    In fp16 the assembler would not let the products of a tile overlap (C7514).
+    In fp16 the assembler would not let the products of the forwards overlap (C7514); the backwards were not measured.
     """
     return (
         HAS_GLUON
+        and not IS_INTERPRETED
         and result.is_cuda
         and result.dtype == torch.bfloat16
         and torch.cuda.get_device_properties(result.device).major == HOPPER
-        and tiles_of(result, tiling) > multiprocessors_of(result.device)
+        and tiles_of(result, tiling) >= 2 * multiprocessors_of(result.device)
     )
 
 
@@ -62,7 +63,8 @@ def described(matrix: torch.Tensor, high: int, wide: int) -> TensorDescriptor:
 def readable(matrix: torch.Tensor) -> torch.Tensor:
     """The matrix, copied where the tensor memory accelerator could not read it."""
     matrix = matrix.contiguous()
-    return matrix.clone() if matrix.data_ptr() % ALIGNED else matrix
+    is_aligned = matrix.data_ptr() % ALIGNED == matrix.stride(0) * matrix.element_size() % ALIGNED == 0
+    return matrix if is_aligned else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def launch(kernel: Any, tiling: Tiling, result: torch.Tensor, inner: int, *given: Any) -> None:

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from kitsune.kernels import gated_linear as kernel
+from kitsune.kernels import gated_linear_hopper
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.gated_linear import gated_mlp, reference
 from kitsune.kernels.products import HOPPER
-from tests.kernel_checks import check_current_stream, check_graph
+from tests.kernel_checks import check_current_stream, check_graph, spied, takes_gluon
 
 #: (rows, hidden, width within the block)
 SHAPES = {
@@ -92,6 +93,22 @@ def test_it_is_about_as_near_to_the_truth_as_torch(device):
     exact = step_of(reference)(*(one.float() for one in tensors), dy.float())
     for one, other, right in zip(ours, theirs, exact, strict=True):
         assert error(one, right) < 1.2 * error(other, right) + 1e-5
+
+
+@pytest.mark.skipif(not takes_gluon(), reason="the kernels in Gluon are for Hopper with Triton 3.6")
+def test_large_results_in_bf16_are_computed_in_gluon(device, monkeypatch):
+    """Of one step of products each: 552 and 276 tiles."""
+    (x, gate, up, down), dy = draw(device, 128 * 46, 8, 768, torch.bfloat16)
+    with monkeypatch.context() as patched:
+        patched.setattr(kernel, "takes_turns", lambda *_: False)
+        wanted = kernel.forward(x, gate, up, "silu")
+        wanted += (kernel.backward(dy, down, *wanted[1:]),)
+    launches = spied(monkeypatch, gated_linear_hopper, "launch")
+    got = kernel.forward(x, gate, up, "silu")
+    got += (kernel.backward(dy, down, *got[1:]),)
+    assert len(launches) == 2
+    for one, other in zip(got, wanted, strict=True):
+        assert error(one, other) < 3e-3
 
 
 @pytest.mark.parametrize("shape", RAGGED)

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from kitsune.kernels import linear_activation as kernel
+from kitsune.kernels import linear_activation_hopper
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.linear_activation import mlp, reference
 from kitsune.kernels.products import HOPPER
-from tests.kernel_checks import check_current_stream, check_graph
+from tests.kernel_checks import check_current_stream, check_graph, spied, takes_gluon
 
 #: (rows, hidden, width within the block)
 SHAPES = {
@@ -93,6 +94,28 @@ def test_it_is_about_as_near_to_the_truth_as_torch(device):
     exact = step_of(reference)(*(one.float() for one in tensors), dy.float())
     for one, other, right in zip(ours, theirs, exact, strict=True):
         assert error(one, right) < 1.2 * error(other, right) + 1e-5
+
+
+@pytest.mark.skipif(not takes_gluon(), reason="the kernels in Gluon are for Hopper with Triton 3.6")
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_large_results_in_bf16_are_computed_in_gluon(device, monkeypatch, has_bias):
+    """Of one step of products each: 276 tiles."""
+    (x, w1, b1, w2, _), dy = draw(device, 128 * 46, 8, 768, torch.bfloat16)
+    bias = b1 if has_bias else None
+    with monkeypatch.context() as patched:
+        patched.setattr(kernel, "takes_turns", lambda *_: False)
+        wanted = kernel.forward(x, w1, bias, "gelu")
+        wanted += kernel.backward(dy, w2, wanted[1])
+    launches = spied(monkeypatch, linear_activation_hopper, "launch")
+    got = kernel.forward(x, w1, bias, "gelu")
+    got += kernel.backward(dy, w2, got[1])
+    assert len(launches) == 2
+    for one, other in zip(got, wanted, strict=True):
+        assert error(one, other) < 3e-3
+    draws = draw(device, *SHAPES["one row"], torch.bfloat16), draw(device, 128 * 46, 8, 768, torch.float16)
+    for (x, w1, b1, *_), _ in draws:
+        kernel.forward(x, w1, b1, "gelu")
+    assert len(launches) == 2
 
 
 @pytest.mark.parametrize("shape", RAGGED)

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kitsune.fusion import Match, benefit, calls
 from kitsune.fusion.attentions import attention, multi_head_attention, projected_attention
-from tests.unit.kitsune.fusion.fused import engine
+from tests.unit.kitsune.fusion.fused import engine, stats_of
 
 HEADS, HEAD, TOKENS = 2, 16, 5
 WIDTH = HEADS * HEAD
@@ -298,6 +298,16 @@ def of_given_keys(x):
     given = LAYER.in_proj_weight, LAYER.in_proj_bias, None, None, False, 0.0, LAYER.out_proj.weight, LAYER.out_proj.bias
     own = {"need_weights": False, "static_k": keys, "static_v": 2 * keys}
     return F.multi_head_attention_forward(x, x, x, WIDTH, HEADS, *given, **own)[0].relu()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [lambda x, y: x - y, lambda x, y: torch.stack((x, y)).sin(), lambda x, y: torch.bmm(y, y.transpose(1, 2)).sin()],
+    ids=["subtracted", "stacked", "multiplied"],
+)
+def test_torchs_own_layer_is_one_call_before(after):
+    stats = stats_of(lambda x: after(x, mixed(x, LAYER_FIRST)), torch.randn(2, TOKENS, WIDTH))
+    assert stats.matches == {"multi_head_attention": 1}
 
 
 @pytest.mark.parametrize(

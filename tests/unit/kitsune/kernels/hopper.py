@@ -21,7 +21,7 @@ KERNELS = {
         linear_activation_hopper.forward_kernel,
         {"x": (HIGH, DEEP), "weight": (WIDE, DEEP), "a": (HIGH, PIECE), "slopes": (HIGH, PIECE)},
         {"bias": "*bf16"},
-        ("gelu",),
+        ("gelu", "relu"),
     ),
     "linear_activation_backward": (
         linear_activation_hopper.backward_kernel,

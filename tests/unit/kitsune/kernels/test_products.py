@@ -14,8 +14,8 @@ def swap_halves(x, y, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     tl.store(y + at, joined(right, left))
 
 
-def test_halves_are_joined_side_by_side():
-    x = torch.arange(64.0).view(4, 16)
+def test_halves_are_joined_side_by_side(device):
+    x = torch.arange(64.0, device=device).view(4, 16)
     y = torch.empty_like(x)
     swap_halves[(1,)](x, y, 4, 16)
     assert torch.equal(y, torch.cat((x[:, 8:], x[:, :8]), dim=1))
