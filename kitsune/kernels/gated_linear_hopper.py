@@ -23,12 +23,12 @@ from kitsune.kernels.ping_pong import (
     PLAIN,
     SECOND,
     STAGES,
+    TRANSPOSED,
     WIDE,
     WORKER_REGISTERS,
     WORKER_WARPS,
     barrier,
     barriers_of,
-    following,
     launch,
     load_tiles,
     product_layout,
@@ -83,7 +83,8 @@ def backward(
 @gluon.jit(do_not_specialize=["rows"])
 def forward_kernel(x, gate, up, hidden, activation, slopes, KIND: gl.constexpr, inner, rows, columns):
     # A tile of the results is as wide as a piece. Its consumer computes both products as one of twice the width.
-    lefts, halves, full, empty, passed = ring_of(x, gate, 2 * STAGES)
+    halved = ring_of(x, gate, 2 * STAGES)
+    lefts, halves, full, empty, passed = halved
     rights = halves._reinterpret(gate.dtype, [STAGES, WIDE, DEEP], gate.layout)
     ring = (lefts, rights, full, empty, passed)
     buffers = gl.allocate_shared_memory(hidden.dtype, [CONSUMERS * 2, HIGH, PIECE], hidden.layout)
@@ -91,7 +92,7 @@ def forward_kernel(x, gate, up, hidden, activation, slopes, KIND: gl.constexpr, 
         [
             (forward_tiles, (FIRST, ring, hidden, activation, slopes, buffers, rows, columns, inner, KIND)),
             (forward_tiles, (SECOND, ring, hidden, activation, slopes, buffers, rows, columns, inner, KIND)),
-            (forward_loads, (lefts, halves, full, empty, x, gate, up, rows, columns, inner)),
+            (load_tiles, (halved, x, gate, up, rows, columns, inner, PIECE, TRANSPOSED)),
         ],
         WORKER_WARPS,
         WORKER_REGISTERS,
@@ -119,24 +120,6 @@ def forward_tiles(
     tma.store_wait(0)
 
 
-@gluon.jit
-def forward_loads(lefts, halves, full, empty, x, gate, up, rows, columns, inner):
-    """The producer of the forward."""
-    steps, programs = gl.cdiv(inner, DEEP), gl.num_programs(0)
-    for tile in range(gl.program_id(0), tiles_of(rows, columns, PIECE), programs):
-        row, column = place_of(tile, rows, columns, HIGH, PIECE)
-        first = tile // programs * steps
-        stage, parity = first % STAGES, first // STAGES & 1
-        for step in range(steps):
-            at = step * DEEP
-            mbarrier.wait(empty.index(stage), parity ^ 1)
-            mbarrier.expect(full.index(stage), x.block_type.nbytes + 2 * gate.block_type.nbytes)
-            tma.async_copy_global_to_shared(x, [row, at], full.index(stage), lefts.index(stage))
-            tma.async_copy_global_to_shared(gate, [column, at], full.index(stage), halves.index(2 * stage))
-            tma.async_copy_global_to_shared(up, [column, at], full.index(stage), halves.index(2 * stage + 1))
-            stage, parity = following(stage, parity)
-
-
 @gluon.jit(do_not_specialize=["rows"])
 def backward_kernel(dy, down, slopes, activation, dgate, dup, inner, rows, columns):
     ring = ring_of(dy, down, STAGES)
@@ -148,7 +131,7 @@ def backward_kernel(dy, down, slopes, activation, dgate, dup, inner, rows, colum
         [
             (backward_tiles, (FIRST, ring, store, dgate, dup, rows, columns, inner)),
             (backward_tiles, (SECOND, ring, store, dgate, dup, rows, columns, inner)),
-            (load_tiles, (ring, dy, down, rows, columns, inner, PLAIN)),
+            (load_tiles, (ring, dy, down, None, rows, columns, inner, WIDE, PLAIN)),
             (load_factors, (store, slopes, activation, rows, columns)),
         ],
         BACKWARD_WARPS,

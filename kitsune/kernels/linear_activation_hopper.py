@@ -88,7 +88,7 @@ def forward_kernel(x, weight, bias, a, slopes, KIND: gl.constexpr, inner, rows, 
         [
             (forward_tiles, (FIRST, ring, bias, a, slopes, buffers, rows, columns, inner, KIND)),
             (forward_tiles, (SECOND, ring, bias, a, slopes, buffers, rows, columns, inner, KIND)),
-            (load_tiles, (ring, x, weight, rows, columns, inner, TRANSPOSED)),
+            (load_tiles, (ring, x, weight, None, rows, columns, inner, WIDE, TRANSPOSED)),
         ],
         WORKER_WARPS,
         WORKER_REGISTERS,
@@ -204,7 +204,7 @@ def backward_loads(ring, store, dy, weight, slopes, rows, columns, inner):
     for tile in range(gl.program_id(0), tiles_of(rows, columns, WIDE), programs):
         number = tile // programs
         row, column = place_of(tile, rows, columns, HIGH, WIDE)
-        load_steps(ring, dy, weight, row, column, number, steps, False)
+        load_steps(ring, dy, weight, None, row, column, number, steps, False)
         load_slopes(store, slopes, row, column, number % CONSUMERS, number // CONSUMERS)
 
 

@@ -114,26 +114,35 @@ def tiles_of(rows, columns, WIDE: gl.constexpr):
 
 
 @gluon.jit
-def load_tiles(ring, left, right, rows, columns, inner, IS_TRANSPOSED: gl.constexpr):
+def load_tiles(ring, left, right, beside, rows, columns, inner, WIDE: gl.constexpr, IS_TRANSPOSED: gl.constexpr):
     """The producer, where a tile needs nothing but its products."""
     steps, programs = gl.cdiv(inner, DEEP), gl.num_programs(0)
     for tile in range(gl.program_id(0), tiles_of(rows, columns, WIDE), programs):
         row, column = place_of(tile, rows, columns, HIGH, WIDE)
-        load_steps(ring, left, right, row, column, tile // programs, steps, IS_TRANSPOSED)
+        load_steps(ring, left, right, beside, row, column, tile // programs, steps, IS_TRANSPOSED)
 
 
 @gluon.jit
-def load_steps(ring, left, right, row, column, number, steps, IS_TRANSPOSED: gl.constexpr):
-    """Loads what tile `number` needs; of a `right` (columns, inner) if it is transposed, else of (inner, columns)."""
+def load_steps(ring, left, right, beside, row, column, number, steps, IS_TRANSPOSED: gl.constexpr):
+    """Loads what tile `number` needs; of a `right` (columns, inner) if it is transposed, else of (inner, columns).
+
+    `beside`: a second matrix like `right`, whose tiles go into every other buffer of them; or None.
+    """
     lefts, rights, full, empty, _ = ring
     stage, parity = number * steps % STAGES, number * steps // STAGES & 1
     for step in range(steps):
         at = step * DEEP
         mbarrier.wait(empty.index(stage), parity ^ 1)
-        mbarrier.expect(full.index(stage), left.block_type.nbytes + right.block_type.nbytes)
-        tma.async_copy_global_to_shared(left, [row, at], full.index(stage), lefts.index(stage))
         place = [column, at] if IS_TRANSPOSED else [at, column]
-        tma.async_copy_global_to_shared(right, place, full.index(stage), rights.index(stage))
+        if beside is None:
+            mbarrier.expect(full.index(stage), left.block_type.nbytes + right.block_type.nbytes)
+            tma.async_copy_global_to_shared(left, [row, at], full.index(stage), lefts.index(stage))
+            tma.async_copy_global_to_shared(right, place, full.index(stage), rights.index(stage))
+        else:
+            mbarrier.expect(full.index(stage), left.block_type.nbytes + 2 * right.block_type.nbytes)
+            tma.async_copy_global_to_shared(left, [row, at], full.index(stage), lefts.index(stage))
+            tma.async_copy_global_to_shared(right, place, full.index(stage), rights.index(2 * stage))
+            tma.async_copy_global_to_shared(beside, place, full.index(stage), rights.index(2 * stage + 1))
         stage, parity = following(stage, parity)
 
 
