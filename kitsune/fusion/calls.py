@@ -67,6 +67,12 @@ def gated_mlp(
     return gated_linear.gated_mlp(x.to(dtype), gate.to(dtype), up.to(dtype), down.to(dtype), kind)
 
 
+def joined_gated_mlp(
+    x: torch.Tensor, gate_and_up: torch.Tensor, down: torch.Tensor, kind: str, dtype: torch.dtype
+) -> torch.Tensor:
+    return gated_linear.joined_gated_mlp(x.to(dtype), gate_and_up.to(dtype), down.to(dtype), kind)
+
+
 def linear_activation(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, kind: str, dtype: torch.dtype
 ) -> torch.Tensor:

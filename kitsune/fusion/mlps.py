@@ -12,7 +12,7 @@ from kitsune.fusion.elementwise import activation_of, best_of
 from kitsune.fusion.layers import layer_at
 from kitsune.fusion.match import Found, Match
 from kitsune.fusion.norms import factors
-from kitsune.fusion.operations import behind, operation_of, value_of
+from kitsune.fusion.operations import behind, is_last, operation_of, value_of
 from kitsune.kernels.gated_linear import is_offered as is_gated_offered
 from kitsune.kernels.linear_activation import is_offered
 
@@ -66,6 +66,9 @@ def gated_layers(node: Node, inner: tuple[Node, ...], activated: Node, linear: N
     activation = activation_of(activated)
     if activation is None or isinstance(activation, str) or activation.x is linear:
         return activation if isinstance(activation, str) else None
+    whole = whole_of(activation.x, linear)
+    if whole is not None:
+        return joined_layers(node, (*inner, activated, *activation.inner, activation.x, linear), whole, activation.kind)
     gate, up, down = (operation_of(one) for one in (activation.x, linear, node))
     if (gate.name, up.name) != ("linear", "linear") or gate.get("x") is not up.get("x"):
         return None
@@ -84,6 +87,42 @@ def gated_layers(node: Node, inner: tuple[Node, ...], activated: Node, linear: N
         inner=(*inner, activated, *activation.inner, activation.x, linear),
         dtype=dtype,
     )
+
+
+def whole_of(first: Any, second: Any) -> Node | None:
+    """The layer whose result `chunk` has split into `first` and `second`, or None."""
+    one, other = operation_of(first), operation_of(second)
+    chunk = operation_of(one.get("x"))
+    is_pair = one.name == other.name == "item" and one.get("x") is other.get("x")
+    is_halved = chunk.name == "chunk" and chunk.get("chunks") == 2 and is_last(chunk.get("dim", 0), chunk.get("x"))
+    if not is_pair or not is_halved or (one.get("index"), other.get("index")) != (0, 1):
+        return None
+    return chunk.get("x") if operation_of(chunk.get("x")).name == "linear" else None
+
+
+def joined_layers(node: Node, inner: tuple[Node, ...], whole: Node, kind: str) -> Found:
+    """The layer `node`, and `whole`, which computes gate and up; the last of `inner` is a half of it."""
+    layer, down = operation_of(whole), operation_of(node)
+    if layer.get("bias") is not None or down.get("bias") is not None:
+        return "its layers have biases"
+    dtype = value_of(node).dtype
+    if value_of(whole).dtype != dtype:
+        return OTHER_DTYPES
+    given = (layer.get("x"), layer.get("weight"), down.get("weight"))
+    if value_of(whole).shape[-1] % 2 or not is_computed(is_joined_offered, given, dtype):
+        return NOT_COMPUTED
+    return Match(
+        call=calls.joined_gated_mlp,
+        arguments=(*given, kind, dtype),
+        results=(node,),
+        inner=(*inner, operation_of(inner[-1]).get("x"), whole),
+        dtype=dtype,
+    )
+
+
+def is_joined_offered(x: torch.Tensor, gate_and_up: torch.Tensor, down: torch.Tensor) -> bool:
+    gate, up = gate_and_up.chunk(2)
+    return is_gated_offered(x, gate, up, down)
 
 
 def is_computed(is_offered: Callable[..., bool], given: tuple[Any, ...], dtype: torch.dtype) -> bool:

@@ -44,6 +44,7 @@ SETTERS: Final = frozenset(
 OWN: Final[Mapping[str, tuple[int, ...]]] = {
     "kitsune.fusion.calls.mlp": (1, 3),
     "kitsune.fusion.calls.gated_mlp": (1, 2, 3),
+    "kitsune.fusion.calls.joined_gated_mlp": (1, 2),
     "kitsune.fusion.calls.linear_activation": (1,),
     "kitsune.fusion.calls.head_cross_entropy": (1,),
     "kitsune.fusion.calls.patch_convolution": (1,),

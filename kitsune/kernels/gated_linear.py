@@ -62,6 +62,18 @@ def gated_mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch
     return y.view(*x.shape[:-1], down.shape[0])
 
 
+def joined_gated_mlp(x: torch.Tensor, gate_and_up: torch.Tensor, down: torch.Tensor, kind: str) -> torch.Tensor:
+    """`gated_mlp` of one layer `gate_and_up` (2 * hidden, n): its first half of rows is `gate`, its second one `up`.
+
+    The gradient of x is one product, where it is two for two weights.
+    """
+    gate, up = gate_and_up.chunk(2)
+    if kind not in KINDS or not is_offered(x, gate, up, down):
+        return gated_mlp(x, gate, up, down, kind)
+    y: torch.Tensor = JoinedGatedMlp.apply(x.reshape(-1, x.shape[-1]), gate_and_up, down, kind)
+    return y.view(*x.shape[:-1], down.shape[0])
+
+
 def reference(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, kind: str) -> torch.Tensor:
     """`gated_mlp` in eager torch: what a model computes without this kernel."""
     return F.linear(KINDS[kind](F.linear(x, gate)) * F.linear(x, up), down)
@@ -105,6 +117,28 @@ class GatedMlp(torch.autograd.Function):
             dx = product_of_both(both, gate, up) if needs_x else None
             dgate, dup = of_weights(both, x, needs_gate, needs_up)
         return dx, dgate, dup, dy.t() @ hidden if needs_down else None, None
+
+
+class JoinedGatedMlp(torch.autograd.Function):
+    """`GatedMlp` of one weight for gate and up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, gate_and_up: torch.Tensor, down: torch.Tensor, kind: str) -> torch.Tensor:
+        hidden, activation, slopes = forward(x, *gate_and_up.chunk(2), kind)
+        ctx.save_for_backward(x, gate_and_up, down, hidden, activation, slopes)
+        return F.linear(hidden, down)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, gate_and_up, down, hidden, activation, slopes = ctx.saved_tensors
+        needs_x, needs_joined, needs_down, _ = ctx.needs_input_grad
+        dx = djoined = None
+        if needs_x or needs_joined:
+            both = backward(dy, down, activation, slopes)
+            dx = both @ gate_and_up if needs_x else None
+            djoined = both.t() @ x if needs_joined else None
+        return dx, djoined, dy.t() @ hidden if needs_down else None, None
 
 
 def of_weights(

@@ -186,6 +186,20 @@ class TurnedGatedMlp(GatedMlp):
         return self.down(self.up(x) * self.activation(self.gate(x)))
 
 
+class JoinedGatedMlp(nn.Module):
+    """The block of Phi-3 and ModernBERT, whose gate is the first half of a layer."""
+
+    def __init__(self, activation: Any = F.silu, dropout: float = 0.0, bias: bool = False) -> None:
+        super().__init__()
+        self.activation, self.dropout = activation, nn.Dropout(dropout)
+        self.gate_and_up = nn.Linear(WIDTH, 4 * WIDTH, bias=bias)
+        self.down = nn.Linear(2 * WIDTH, 3 * WIDTH, bias=False)
+
+    def forward(self, x):
+        gate, up = self.gate_and_up(x).chunk(2, dim=-1)
+        return self.down(self.dropout(up * self.activation(gate)))
+
+
 class Rotary(nn.Module):
     """The queries of Llama as Hugging Face has them; `heads` is the dimension in which the heads are."""
 
@@ -399,6 +413,8 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "a gated block with GELU": ("gated_mlp", lambda: GatedMlp(nn.GELU(approximate="tanh")), (ROWS,)),
     "a gated block with the GELU of GPT-2": ("gated_mlp", lambda: GatedMlp(new_gelu), (ROWS,)),
     "a gated block with the GELU of BERT": ("gated_mlp", lambda: GatedMlp(gelu_by_erf), (ROWS,)),
+    "the block of Phi-3": ("gated_mlp", JoinedGatedMlp, (ROWS,)),
+    "the block of ModernBERT in eval": ("gated_mlp", lambda: JoinedGatedMlp(nn.GELU(), dropout=0.5).eval(), (ROWS,)),
     "a gated block with ReLU": ("gated_mlp", lambda: GatedMlp(nn.ReLU(inplace=True)), (ROWS,)),
     "the heads of Llama": ("rope", Rotary, (ROWS,)),
     "heads within positions": ("rope", lambda: Rotary(heads=2), (ROWS,)),

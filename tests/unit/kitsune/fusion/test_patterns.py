@@ -25,6 +25,7 @@ from tests.unit.kitsune.fusion.fused import (
     Gated,
     GatedMlp,
     Head,
+    JoinedGatedMlp,
     Mlp,
     Norm,
     Pointwise,
@@ -505,6 +506,45 @@ def test_a_block_whose_hidden_layer_is_used_again_is_none():
     stats = stats_of(function, ROWS)
     assert stats.matches == {"linear_activation": 1}
     assert [(one.pattern, one.reason) for one in stats.refused] == [("mlp", "others use the result of silu")]
+
+
+def test_of_a_joined_layer_the_first_half_is_the_gate():
+    block = JoinedGatedMlp()
+
+    def turned(x):
+        up, gate = block.gate_and_up(x).chunk(2, dim=-1)
+        return block.down(up * F.silu(gate))
+
+    assert stats_of(block, ROWS).matches == {"gated_mlp": 1}
+    assert "gated_mlp" not in stats_of(turned, ROWS).matches
+
+
+def test_a_joined_layer_whose_half_is_used_again_is_none():
+    block = JoinedGatedMlp()
+
+    def function(x):
+        gate, up = block.gate_and_up(x).chunk(2, dim=-1)
+        return block.down(up * F.silu(gate)), gate
+
+    stats = stats_of(function, ROWS)
+    assert "gated_mlp" not in stats.matches
+    assert [one.reason for one in stats.refused if one.pattern == "gated_mlp"] == ["others use the result of item"]
+
+
+def test_a_joined_layer_with_a_bias_is_none():
+    stats = stats_of(JoinedGatedMlp(bias=True), ROWS)
+    assert ("gated_mlp", "its layers have biases") in [(one.pattern, one.reason) for one in stats.refused]
+
+
+@pytest.mark.parametrize("halve", [lambda y: y.chunk(2), lambda y: y.chunk(4, dim=-1)[:2]], ids=["rows", "quarters"])
+def test_a_layer_that_is_not_halved_is_none(halve):
+    block, rows = JoinedGatedMlp(), normal(2, WIDTH)
+
+    def function(x):
+        gate, up = halve(block.gate_and_up(x))
+        return F.linear(up * F.silu(gate), torch.ones(3, up.shape[-1]))
+
+    assert "gated_mlp" not in stats_of(function, rows).matches
 
 
 @pytest.mark.parametrize(

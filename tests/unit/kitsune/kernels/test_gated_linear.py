@@ -5,7 +5,7 @@ import torch
 
 from kitsune.kernels import gated_linear as kernel
 from kitsune.kernels.bias_activation import KINDS
-from kitsune.kernels.gated_linear import gated_mlp, reference
+from kitsune.kernels.gated_linear import gated_mlp, joined_gated_mlp, reference
 from kitsune.kernels.launch import DTYPES, IS_INTERPRETED
 from kitsune.kernels.products import Tiling
 
@@ -69,6 +69,22 @@ def test_x_may_have_more_dimensions(no_way_out, device):
     x, *weights = draw(device, 42, 16, 40, 24)
     check((x.detach().view(2, 3, 7, 16).requires_grad_(), *weights))
     check((x.detach()[0].requires_grad_(), *weights))
+
+
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (0,), (1,), (2,)])
+@pytest.mark.parametrize("sizes", [(42, 16, 40, 24), (5, 6, 7, 3)], ids=["by the kernels", "by the reference"])
+def test_one_weight_for_gate_and_up_is_as_two(device, wanted, sizes):
+    x, gate, up, down = (one.detach() for one in draw(device, *sizes))
+    given = [x, torch.cat((gate, up)), down]
+    for number in wanted:
+        given[number].requires_grad_()
+
+    def two(x, joined, down, kind):
+        return gated_mlp(x, *joined.chunk(2), down, kind)
+
+    ours, wanted = results_of(joined_gated_mlp, given, "silu"), results_of(two, given, "silu")
+    for one, other in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (0, 3), (1, 2), (0, 1, 3)])
