@@ -103,6 +103,8 @@ def convolution_of(node: Any) -> tuple[Any, Any, Any, Any, Any, Any, int] | None
     if operation.name != "conv2d" or not is_tensor(x) or not is_tensor(weight) or value_of(x).ndim != 4:
         return None
     padding = operation.get("padding", 0)
+    if padding == "valid":
+        padding = 0
     return (
         x,
         weight,

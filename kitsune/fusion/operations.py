@@ -56,7 +56,7 @@ SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     **dict.fromkeys((torch.relu, torch.relu_, "relu", "relu_"), ("relu", ("x",))),
     **dict.fromkeys((aten.relu.default, aten.relu_.default), ("relu", ("x",))),
     **dict.fromkeys((F.dropout, torch.dropout, aten.dropout.default), ("dropout", DROPOUT)),
-    **dict.fromkeys((torch.conv2d, aten.conv2d.default), ("conv2d", CONVOLUTION)),
+    **dict.fromkeys((torch.conv2d, aten.conv2d.default, aten.conv2d.padding), ("conv2d", CONVOLUTION)),
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d, aten.max_pool2d.default), ("max_pool2d", MAX_POOL)),
     F.batch_norm: ("batch_norm", BATCH_NORM),
     **dict.fromkeys((torch.batch_norm, aten.batch_norm.default), ("batch_norm", BATCH_NORM_OF_ATEN)),

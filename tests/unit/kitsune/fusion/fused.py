@@ -388,6 +388,11 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "a block with the GELU of GPT-2": ("mlp", lambda: Mlp(new_gelu), (ROWS,)),
     "the block of GPT-2": ("mlp", Conv1DMlp, (ROWS,)),
     "a block without biases": ("mlp", lambda: Mlp(nn.ReLU(), bias=False), (ROWS,)),
+    "patches of SigLIP": (
+        "patch_convolution",
+        lambda: nn.Conv2d(3, 6, 2, stride=2, padding="valid"),
+        (normal(2, 3, 4, 6),),
+    ),
     "patches": ("patch_convolution", lambda: nn.Conv2d(3, 6, 2, stride=2), (normal(2, 3, 4, 6),)),
     "patches of a wide kernel": (
         "patch_convolution",
