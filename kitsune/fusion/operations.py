@@ -81,6 +81,7 @@ SPELLINGS: Final[Mapping[Any, tuple[str, tuple[str, ...]]]] = {
     **dict.fromkeys((torch.square, aten.square.default, "square"), ("square", ("x",))),
     **dict.fromkeys((torch.rsqrt, aten.rsqrt.default, "rsqrt"), ("rsqrt", ("x",))),
     **dict.fromkeys((torch.tanh, aten.tanh.default, "tanh"), ("tanh", ("x",))),
+    **dict.fromkeys((torch.sigmoid, aten.sigmoid.default, "sigmoid"), ("sigmoid", ("x",))),
     **dict.fromkeys((torch.erf, torch.special.erf, aten.erf.default, "erf"), ("erf", ("x",))),
     **dict.fromkeys((torch.mean, "mean", aten.mean.dim), ("mean", MEAN)),
     **dict.fromkeys(("to", aten.to.dtype), ("to", ("x", "dtype"))),

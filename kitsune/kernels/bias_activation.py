@@ -1,4 +1,4 @@
-"""An activation of x + bias in one pass: GELU (Hendrycks, Gimpel 2016) exact and by tanh, SiLU or ReLU.
+"""An activation of x + bias in one pass: GELU (Hendrycks, Gimpel 2016) exact, by tanh and by sigmoid, SiLU or ReLU.
 
 The backward pass recomputes the slope from x and the bias, so only the inputs are saved. The gradient of the bias is
 summed in two steps in a fixed order, without atomics, so it is bitwise reproducible.
@@ -26,14 +26,15 @@ KINDS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "relu": F.relu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
 
 def bias_activation(x: torch.Tensor, bias: torch.Tensor | None, kind: str) -> torch.Tensor:
     """The activation `kind` of `x` (..., n) + `bias` (n,) or None, in the dtype of `x`.
 
-    `kind` is "gelu" (by erf), "gelu_tanh", "silu" or "relu"; any other raises ValueError. Computes in fp32. Falls back
-    to `reference` where Triton cannot run, and for a bias of another shape.
+    `kind` is "gelu" (by erf), "gelu_tanh", "silu", "relu" or "quick_gelu" (of CLIP, by sigmoid); any other raises
+    ValueError. Computes in fp32. Falls back to `reference` where Triton cannot run, and for a bias of another shape.
     """
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no activation that is known here; choose one of {', '.join(KINDS)}")
@@ -184,6 +185,8 @@ def activated(value, KIND: tl.constexpr):
         result = value * tl.sigmoid(twice_the_inner(value))
     elif KIND == "silu":
         result = value * tl.sigmoid(value)
+    elif KIND == "quick_gelu":
+        result = value * tl.sigmoid(1.702 * value)
     else:
         result = tl.where(value < 0.0, 0.0, value)  # not a maximum: NaN stays NaN
     return result
@@ -203,6 +206,9 @@ def pulled_back(dvalue, value, KIND: tl.constexpr):
     elif KIND == "silu":
         share = tl.sigmoid(value)
         result = dvalue * share * (1.0 + value * (1.0 - share))
+    elif KIND == "quick_gelu":
+        share = tl.sigmoid(1.702 * value)
+        result = dvalue * (share + 1.702 * (value * share * (1.0 - share)))
     else:
         result = tl.where(value <= 0.0, 0.0, dvalue)
     return result
@@ -237,6 +243,10 @@ def activated_with_slope(value, KIND: tl.constexpr):
         share = inverse_of(1.0 + tl.exp2(-1.4426950408889634 * value))
         result = value * share
         slope = share + tl.minimum(result, 20.0) * (1.0 - share)
+    elif KIND == "quick_gelu":
+        share = inverse_of(1.0 + tl.exp2(-2.4554669595930156 * value))
+        result = value * share
+        slope = share + 1.702 * tl.minimum(result, 20.0) * (1.0 - share)
     else:
         result, slope = activated(value, KIND), pulled_back(1.0, value, KIND)
     return result, slope

@@ -48,8 +48,8 @@ BACKWARD: Final = Tiling(high=128, wide=128, deep=64, pieces=2, stages=3, warps=
 def gated_mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, kind: str) -> torch.Tensor:
     """The linear layer `down` (out, hidden) of activation(x `gate`^T) * (x `up`^T), both (hidden, n), for x (..., n).
 
-    `kind` is that of the activation: "gelu" (by erf), "gelu_tanh", "silu" or "relu"; any other raises ValueError. The
-    layers have no biases. Rounded to the dtype are the results of all layers, the gated product, the activation, and
+    `kind` is that of the activation, one of `bias_activation`'s; any other raises ValueError. The layers have no
+    biases. Rounded to the dtype are the results of all layers, the gated product, the activation, and
     its slope times the result of `up`.
 
     Falls back to `reference` where `is_offered` is False.

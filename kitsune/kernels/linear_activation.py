@@ -46,8 +46,8 @@ def mlp(
 ) -> torch.Tensor:
     """The linear layer `w2` (out, hidden), `b2` (out,) of the activation of layer `w1` (hidden, n), `b1` of x (..., n).
 
-    `kind` is that of the activation: "gelu" (by erf), "gelu_tanh", "silu" or "relu"; any other raises ValueError. A
-    bias may be None. Both layers' results, the activation's and its slopes are rounded to the dtype.
+    `kind` is that of the activation, one of `bias_activation`'s; any other raises ValueError. A bias may be None. Both
+    layers' results, the activation's and its slopes are rounded to the dtype.
 
     Falls back to `reference` where `is_offered` is False.
     """

@@ -387,6 +387,7 @@ CASES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...]]] = {
     "a block in eval": ("mlp", lambda: Mlp(nn.SiLU(), dropout=0.5).eval(), (ROWS,)),
     "a block with the GELU of GPT-2": ("mlp", lambda: Mlp(new_gelu), (ROWS,)),
     "the block of GPT-2": ("mlp", Conv1DMlp, (ROWS,)),
+    "the block of CLIP": ("mlp", lambda: Mlp(lambda x: x * torch.sigmoid(1.702 * x)), (ROWS,)),
     "a block without biases": ("mlp", lambda: Mlp(nn.ReLU(), bias=False), (ROWS,)),
     "patches of SigLIP": (
         "patch_convolution",

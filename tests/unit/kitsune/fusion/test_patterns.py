@@ -570,6 +570,11 @@ def test_gradients_of_conv1d_lie_as_its_weights_do():
     assert [one.stride() for one in gradients] == [one.stride() for one in parameters]
 
 
+@pytest.mark.parametrize("function", [lambda x: x * torch.sigmoid(1.7 * x), lambda x: x * torch.sigmoid(1.702 + x)])
+def test_another_function_than_that_of_clip_stays(function):
+    assert stats_of(Mlp(function), ROWS).matches == {}
+
+
 def test_a_block_of_two_dtypes_is_none():
     block = Mlp()
 
