@@ -7,7 +7,7 @@ import torch
 from torch.fx import Node
 
 from kitsune.fusion import calls
-from kitsune.fusion.gelus import Activation, written_gelu
+from kitsune.fusion.gelus import Activation, written_gelu, written_quick_gelu
 from kitsune.fusion.layers import results_from
 from kitsune.fusion.match import Found, Match
 from kitsune.fusion.norms import factors, is_sum
@@ -18,8 +18,6 @@ from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.swiglu import swiglu as swiglu_kernel
 
 GELUS: Final = {"none": "gelu", "tanh": "gelu_tanh"}
-#: The constant of `quick_gelu`.
-QUICK: Final = 1.702
 
 
 def linear_activation(node: Node) -> Found:
@@ -47,17 +45,6 @@ def activation_of(node: Node) -> Activation | str | None:
     if kind is not None and kind in KINDS:
         return Activation(kind, operation.get("x"))
     return written_quick_gelu(node) or written_gelu(node)
-
-
-def written_quick_gelu(node: Node) -> Activation | None:
-    """x * sigmoid(1.702 * x), as CLIP has it."""
-    for x, share in factors(node):
-        inner = operation_of(share).get("x")
-        scaled = [operation_of(inner).get(name) for name in ("x", "y")]
-        names = operation_of(share).name, operation_of(inner).name
-        if names == ("sigmoid", "mul") and scaled in ([x, QUICK], [QUICK, x]):
-            return Activation("quick_gelu", x, (share, inner))
-    return None
 
 
 def is_rounded(node: Node, dtype: torch.dtype) -> bool:

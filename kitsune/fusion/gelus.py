@@ -1,7 +1,7 @@
-"""Recognises GELU written out with tanh or erf.
+"""Recognises GELU written out with tanh or erf, and CLIP's with sigmoid.
 
-The comparison is algebraic, so the order of operations does not matter: the expression is reduced to a polynomial in x
-inside tanh or erf, and one in x and that tanh or erf around it.
+The comparison of the former is algebraic, so the order of operations does not matter: the expression is reduced to a
+polynomial in x inside tanh or erf, and one in x and that tanh or erf around it.
 """
 
 import math
@@ -13,6 +13,7 @@ from typing import Any, Final
 from torch.fx import Node
 
 from kitsune.fusion.layers import layer_at
+from kitsune.fusion.norms import factors
 from kitsune.fusion.operations import operation_of
 from kitsune.fusion.writes import mutates
 
@@ -26,6 +27,8 @@ BENDS: Final[Mapping[str, tuple[str, Polynomial]]] = {
     "erf": ("gelu", {(1, 0): math.sqrt(0.5)}),
 }
 GELU: Final[Polynomial] = {(1, 0): 0.5, (1, 1): 0.5}
+#: The constant of CLIP's.
+QUICK: Final = 1.702
 #: Relative tolerance: the error of a product of two constants rounded to float32.
 ROUNDING: Final = 2.0**-23
 #: The longest form found in models has nine.
@@ -40,6 +43,17 @@ class Activation:
     kind: str
     x: Any
     inner: tuple[Node, ...] = ()
+
+
+def written_quick_gelu(node: Node) -> Activation | None:
+    """x * sigmoid(1.702 * x), as CLIP has it."""
+    for x, share in factors(node):
+        inner = operation_of(share).get("x")
+        scaled = [operation_of(inner).get(name) for name in ("x", "y")]
+        names = operation_of(share).name, operation_of(inner).name
+        if names == ("sigmoid", "mul") and scaled in ([x, QUICK], [QUICK, x]):
+            return Activation("quick_gelu", x, (share, inner))
+    return None
 
 
 def written_gelu(node: Node) -> Activation | str | None:

@@ -66,9 +66,10 @@ def gated_layers(node: Node, inner: tuple[Node, ...], activated: Node, linear: N
     activation = activation_of(activated)
     if activation is None or isinstance(activation, str) or activation.x is linear:
         return activation if isinstance(activation, str) else None
-    whole = whole_of(activation.x, linear)
-    if whole is not None:
-        return joined_layers(node, (*inner, activated, *activation.inner, activation.x, linear), whole, activation.kind)
+    own = (*inner, activated, *activation.inner, activation.x, linear)
+    chunk = chunk_of(activation.x, linear)
+    if chunk is not None:
+        return joined_layers(node, (*own, chunk), operation_of(chunk).get("x"), activation.kind)
     gate, up, down = (operation_of(one) for one in (activation.x, linear, node))
     if (gate.name, up.name) != ("linear", "linear") or gate.get("x") is not up.get("x"):
         return None
@@ -84,24 +85,24 @@ def gated_layers(node: Node, inner: tuple[Node, ...], activated: Node, linear: N
         call=calls.gated_mlp,
         arguments=(*given, activation.kind, dtype),
         results=(node,),
-        inner=(*inner, activated, *activation.inner, activation.x, linear),
+        inner=own,
         dtype=dtype,
     )
 
 
-def whole_of(first: Any, second: Any) -> Node | None:
-    """The layer whose result `chunk` has split into `first` and `second`, or None."""
+def chunk_of(first: Any, second: Any) -> Node | None:
+    """What has split the result of a layer into `first` and `second`, its halves; or None."""
     one, other = operation_of(first), operation_of(second)
     chunk = operation_of(one.get("x"))
     is_pair = one.name == other.name == "item" and one.get("x") is other.get("x")
     is_halved = chunk.name == "chunk" and chunk.get("chunks") == 2 and is_last(chunk.get("dim", 0), chunk.get("x"))
     if not is_pair or not is_halved or (one.get("index"), other.get("index")) != (0, 1):
         return None
-    return chunk.get("x") if operation_of(chunk.get("x")).name == "linear" else None
+    return one.get("x") if operation_of(chunk.get("x")).name == "linear" else None
 
 
 def joined_layers(node: Node, inner: tuple[Node, ...], whole: Node, kind: str) -> Found:
-    """The layer `node`, and `whole`, which computes gate and up; the last of `inner` is a half of it."""
+    """The layer `node`, and `whole`, which computes gate and up; between them is `inner`."""
     layer, down = operation_of(whole), operation_of(node)
     if layer.get("bias") is not None or down.get("bias") is not None:
         return "its layers have biases"
@@ -115,7 +116,7 @@ def joined_layers(node: Node, inner: tuple[Node, ...], whole: Node, kind: str) -
         call=calls.joined_gated_mlp,
         arguments=(*given, kind, dtype),
         results=(node,),
-        inner=(*inner, operation_of(inner[-1]).get("x"), whole),
+        inner=(*inner, whole),
         dtype=dtype,
     )
 
