@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import GraphModule, Node
 
+from kitsune.fusion.masks import drop_constant_masks
 from kitsune.fusion.match import Match, place_of, values_of
 from kitsune.fusion.operations import aten, operation_of, value_of, values_in
 from kitsune.fusion.patterns import Pattern
@@ -35,22 +36,22 @@ def rewrite(graph: GraphModule, patterns: Iterable[Pattern], judge: Judge) -> Re
     """Tries every pattern at every node, in order of the patterns. Nodes that one replaces are gone for the next."""
     drop_assertions(graph)
     done = Rewriting(graph, operations_before=count(graph))
-    if any(is_transformed(node) for node in graph.graph.nodes):
-        patterns = ()
     drop_idle_casts(graph)
+    drop_constant_masks(graph)
+    transformed = transformed_in(graph)
     for pattern in patterns:
         for node in list(graph.graph.nodes):
-            if not node._erased:
-                replace_at(node, pattern, judge, done)
+            if not node._erased and node not in transformed:
+                replace_at(node, pattern, judge, transformed, done)
     graph.graph.lint()
     graph.recompile()
     done.operations_after = count(graph)
     return done
 
 
-def replace_at(node: Node, pattern: Pattern, judge: Judge, done: Rewriting) -> None:
+def replace_at(node: Node, pattern: Pattern, judge: Judge, transformed: set[Node], done: Rewriting) -> None:
     match = pattern.find(node)
-    if match is None:
+    if match is None or (isinstance(match, Match) and not transformed.isdisjoint(match.nodes)):
         return
     refusal = match if isinstance(match, str) else replace(match, pattern, judge, done)
     if refusal is not None:
@@ -96,8 +97,15 @@ def put(match: Match, place: Node) -> None:
         graph.erase_node(node)
 
 
+def transformed_in(graph: GraphModule) -> set[Node]:
+    """From the first to the last node of torch.func, such as vmap: the calls do not have its rules."""
+    nodes = list(graph.graph.nodes)
+    places = [place for place, node in enumerate(nodes) if is_transformed(node)]
+    return set(nodes[places[0] : places[-1] + 1]) if places else set()
+
+
 def is_transformed(node: Node) -> bool:
-    """Whether it gives a tensor of torch.func, such as vmap's, whose rules the calls do not have."""
+    """Whether it gives a tensor of torch.func."""
     return any(
         isinstance(one, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(one)
         for one in values_in(value_of(node))

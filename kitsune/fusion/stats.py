@@ -61,4 +61,7 @@ class FusionStats:
         text = f"replaced {found}; {self.operations_before} operations became {self.operations_after}"
         if self.launches_before is not None:
             text += f", {self.launches_before} launches became {self.launches_after}"
-        return f"{text}; refused {len(self.refused)}" if self.refused else text
+        refused = Counter(one.pattern for one in self.refused)
+        reasons = {one.pattern: one.reason for one in self.refused}
+        told = ", ".join(f"{name} {count} times ({reasons[name]})" for name, count in refused.items())
+        return f"{text}; refused {told}" if told else text

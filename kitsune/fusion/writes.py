@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import keyword
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -67,7 +68,8 @@ def written_by(node: Node) -> list[Node]:
 
 
 def is_name_of_writing(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__")
+    """Torch's names of what writes in place end with "_", as do `operator.and_` and its like, which do not write."""
+    return name.endswith("_") and not name.endswith("__") and not keyword.iskeyword(name[:-1])
 
 
 def is_told_to_write(node: Node) -> bool:

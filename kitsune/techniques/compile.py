@@ -15,11 +15,12 @@ from torch.utils import _pytree as pytree
 import kitsune.fusion
 from kitsune.autograd.half_weights import HalfWeights
 from kitsune.autograd.sole_outputs import SoleOutputs, has_unaligned_head
-from kitsune.capture.compile_isolation import own_code
+from kitsune.capture.compile_isolation import leave_out_repeated_logs, own_code
 from kitsune.fusion import tied_gradients
 from kitsune.fusion.cache_key import cache_options
 from kitsune.fusion.counters import merge_counters
 from kitsune.fusion.half_activations import round_activations
+from kitsune.fusion.masks import drop_constant_masks
 from kitsune.fusion.padded_outputs import pad_outputs
 from kitsune.fusion.product_weights import examples_with, product_weights
 from kitsune.knobs import OWN_GRAPHS, Choice
@@ -41,6 +42,7 @@ class Compile(Technique):
         return facts.compiler
 
     def apply(self, choice: Choice, build: Build) -> None:
+        leave_out_repeated_logs()
         build.hides_hooks = build.frees_activations = build.is_specialised = True
         forward, rewrite = build.forward, None
         if build.fusion is not None and build.unfused is not None:
@@ -107,6 +109,7 @@ class Inductor:
         sole_outputs = self._sole_outputs if is_whole(graph) else None
         if self._rewrite is not None:
             graph = self._rewrite(graph)
+        drop_constant_masks(graph)
         merge_counters(graph)
         if self._rounded_to is not None:
             round_activations(graph, self._rounded_to)

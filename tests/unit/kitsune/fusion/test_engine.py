@@ -10,8 +10,9 @@ from torch import nn
 from torch.fx import Node
 
 from kitsune.errors import SettingsError
-from kitsune.fusion import FusionConfig, FusionEngine, Match, Pattern, operation_of
+from kitsune.fusion import FusionConfig, FusionEngine, FusionStats, Match, Pattern, operation_of
 from kitsune.fusion.engine import GAVE_UP, NO_GPU
+from kitsune.fusion.stats import Refused
 from kitsune.kernels.layer_norm import layer_norm
 from tests.unit.kitsune.fusion.fused import (
     CASES,
@@ -338,3 +339,10 @@ def test_dropout_is_drawn_anew_at_every_step():
     fused = engine().fuse(Dropped())
     x, residual = torch.ones(8, 8), torch.zeros(8, 8)
     assert not torch.equal(fused(x, residual), fused(x, residual))
+
+
+def test_what_is_refused_is_told_with_a_reason_for_each_pattern():
+    slow, plain = "0.90 times as fast, and min_fusion_benefit=1", "it has a mask"
+    refused = (Refused("mlp", slow), Refused("attention", plain), Refused("attention", plain))
+    told = str(FusionStats(refused=refused))
+    assert told.endswith(f"; refused mlp 1 times ({slow}), attention 2 times ({plain})")

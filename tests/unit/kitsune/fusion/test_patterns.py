@@ -816,6 +816,18 @@ def test_under_vmap_a_block_is_left_to_torch():
     torch.testing.assert_close(ours, torch.vmap(module)(many))
 
 
+def test_a_block_before_vmap_and_one_after_it_are_found():
+    _, make, (x,) = CASES["a block"]
+    first, last, fusing = make(), make(), engine()
+
+    def run(x):
+        between = torch.vmap(torch.sin)(first(x))
+        return last(between[..., :WIDTH])
+
+    torch.testing.assert_close(fusing.fuse(run)(x), run(x))
+    assert sum(fusing.get_fusion_stats().matches.values()) == 2 * sum(stats_of(make(), x).matches.values())
+
+
 def test_gradients_of_each_image_are_left_to_torch():
     images = torch.randn(2, 3, 9, 7).contiguous(memory_format=torch.channels_last)
 

@@ -1,9 +1,13 @@
 """What is compiled for one plan is found by the same plan only: forward and backward, in torch's caches on disk."""
 
+import functools
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo import config
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -119,3 +123,38 @@ def test_a_forward_with_an_autocast_of_its_own_is_found():
         torch.testing.assert_close(result, model(x), rtol=1e-2, atol=1e-2)
         found.append((counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"]))
     assert found == [(0, 1), (1, 0), (0, 1)]
+
+
+LOGGER = logging.getLogger(__name__)
+
+
+@functools.lru_cache
+def warning_once(logger, message):
+    logger.warning(message)
+
+
+class Logging(nn.Module):
+    """As the models of Hugging Face, it logs some messages once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        LOGGER.warning_once("the first layer is behind")
+        return self.last(x)
+
+
+def test_a_message_that_is_logged_once_does_not_break_the_graph(monkeypatch):
+    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
+    with config.patch(ignore_logger_methods=set()):
+        counters.clear()
+        batch, model = (torch.randn(16, 8), torch.randint(4, (16,))), Logging()
+        with torch.no_grad():
+            torch.compile(model, backend="eager")(batch[0])
+        assert counters["stats"]["unique_graphs"] == 2
+        counters.clear()
+        with TrainStep(model, F.cross_entropy, sgd(model.parameters()), plan=Plan.by_hand(compile="default")) as step:
+            step(*batch)
+        assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})

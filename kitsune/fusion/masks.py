@@ -1,0 +1,135 @@
+"""Masks of attention that a graph builds from constants alone: a causal one, or one that hides nothing, becomes a flag.
+
+Only without a mask does torch have FlashAttention, and Kitsune a kernel. transformers leaves a mask out of a call that
+runs eagerly, but under torch.compile builds one in every step, from positions that are always the same.
+"""
+
+import operator
+from typing import Any, Final
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from kitsune.fusion.operations import aten, operation_of, value_of
+from kitsune.fusion.writes import is_written, mutates
+
+#: Functions and methods that always give the same for the same arguments, and write nothing.
+PURE: Final = frozenset(
+    {
+        *(torch.arange, torch.ones, torch.zeros, torch.full, torch.ones_like, torch.zeros_like, torch.full_like),
+        *(torch.tril, torch.triu, torch.diff, torch.where, torch.cumsum, torch.logical_and, torch.logical_or),
+        *(torch.logical_not, torch.bitwise_and, torch.bitwise_or, torch.bitwise_not, aten.index),
+        *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.getitem),
+        *(operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne),
+        *(operator.and_, operator.or_, operator.invert),
+        *("__and__", "__or__", "__invert__", "__eq__", "__ne__", "__le__", "__lt__", "__ge__", "__gt__"),
+        *("__getitem__", "new_ones", "new_zeros", "new_full", "tril", "triu", "cumsum", "diff", "masked_fill"),
+        *("logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not"),
+        *("view", "reshape", "expand", "expand_as", "unsqueeze", "squeeze", "transpose", "permute", "contiguous"),
+        *("to", "bool", "int", "long", "float", "type", "clone"),
+    }
+)
+
+
+def drop_constant_masks(graph: GraphModule) -> int:
+    """Removes the masks that say no more than `is_causal`, or nothing, and returns of how many attentions.
+
+    The numbers are those of the same attention, up to the rounding of another kernel.
+    """
+    attentions = [node for node in graph.graph.nodes if mask_of(node) is not None]
+    flags = {mask: flag_of(mask) for mask in dict.fromkeys(map(mask_of, attentions)) if mask is not None}
+    dropped = [node for node in attentions if flags[mask_of(node)] is not None and is_square(node)]
+    for node in dropped:
+        put_flag(node, is_causal=flags[mask_of(node)] == "causal")
+    if dropped:
+        drop_unread(graph)
+        graph.recompile()
+    return len(dropped)
+
+
+def mask_of(node: Node) -> Any:
+    """The mask of an attention, a node; None for any other node, and without a mask."""
+    operation = operation_of(node)
+    mask = operation.get("attn_mask") if operation.name == "attention" else None
+    is_given = isinstance(mask, Node) and isinstance(value_of(mask), torch.Tensor)
+    return mask if is_given and not operation.get("is_causal", False) else None
+
+
+def is_square(node: Node) -> bool:
+    """Whether it has as many keys as queries, in at least two dimensions, and as many as its mask."""
+    query, key = (value_of(operation_of(node).get(name)) for name in ("query", "key"))
+    return bool(query.shape[-2] == key.shape[-2] == value_of(mask_of(node)).shape[-1])
+
+
+def put_flag(node: Node, is_causal: bool) -> None:
+    """Gives an attention the flag in place of its mask."""
+    operation = operation_of(node)
+    given = {name: operation.get(name) for name in ("dropout_p", "scale", "enable_gqa") if name in operation.arguments}
+    node.args = tuple(operation.get(name) for name in ("query", "key", "value"))
+    node.kwargs = {**given, "is_causal": is_causal}
+
+
+def flag_of(mask: Node) -> str | None:
+    """What a mask says that depends on constants alone: "causal", "all", or None for anything else."""
+    needed = ancestors_of(mask)
+    if not all(is_constant(node) for node in needed) or is_written(needed):
+        return None
+    if any(mutates(user) for node in needed for user in node.users):
+        return None
+    shape = value_of(mask).shape
+    return said_by(computed(mask, needed)) if len(shape) > 1 and shape[-1] == shape[-2] else None
+
+
+def ancestors_of(node: Node) -> set[Node]:
+    """The node and all that it depends on."""
+    found, left = set[Node](), [node]
+    while left:
+        one = left.pop()
+        if one not in found:
+            found.add(one)
+            left += one.all_input_nodes
+    return found
+
+
+def is_constant(node: Node) -> bool:
+    """Whether its result depends on its arguments alone, and these have no symbolic sizes."""
+    is_pure = node.op in ("call_function", "call_method") and node.target in PURE
+    return is_pure and not any(isinstance(one, torch.SymInt) for one in pytree.tree_leaves((node.args, node.kwargs)))
+
+
+def computed(mask: Node, needed: set[Node]) -> torch.Tensor:
+    """The mask itself."""
+    values: dict[Node, Any] = {}
+    with torch.no_grad():
+        for node in mask.graph.nodes:
+            if node in needed:
+                values[node] = called(node, values)
+    found: torch.Tensor = values[mask]
+    return found
+
+
+def called(node: Node, values: dict[Node, Any]) -> Any:
+    args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+    target: Any = getattr(args[0], str(node.target)) if node.op == "call_method" else node.target
+    return target(*args[node.op == "call_method" :], **kwargs)
+
+
+def said_by(mask: torch.Tensor) -> str | None:
+    """Of a mask (..., tokens, tokens). A number as low as its dtype allows hides a key as minus infinity does: each
+    query is shown at least one key, beside which the hidden ones have no weight."""
+    shown = mask if mask.dtype == torch.bool else mask == 0
+    if mask.dtype != torch.bool and not torch.all(shown | (mask <= torch.finfo(mask.dtype).min)):
+        return None
+    if torch.all(shown):
+        return "all"
+    is_before = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+    return "causal" if torch.all(shown == is_before) else None
+
+
+def drop_unread(graph: GraphModule) -> None:
+    """Removes what masks were built by and nothing reads any more, so that it does not run in every step."""
+    for node in reversed(graph.graph.nodes):
+        if not node.users and node.op in ("call_function", "call_method") and node.target in PURE:
+            graph.graph.erase_node(node)

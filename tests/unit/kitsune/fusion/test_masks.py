@@ -1,0 +1,140 @@
+"""Masks that a graph builds from constants become flags of the attention; all others stay."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kitsune.fusion.masks import drop_constant_masks
+from kitsune.fusion.operations import operation_of
+from tests.unit.kitsune.fusion.fused import stats_of
+
+TOKENS = 8
+Q = torch.randn(2, 2, TOKENS, 4)
+LOWEST = torch.finfo(torch.float32).min
+
+
+def places() -> tuple[torch.Tensor, torch.Tensor]:
+    """(of queries, of keys), as columns and rows."""
+    return torch.arange(TOKENS)[:, None], torch.arange(TOKENS)[None, :]
+
+
+def causal(x: torch.Tensor) -> torch.Tensor:
+    queries, keys = places()
+    return keys <= queries
+
+
+def of_positions(x: torch.Tensor) -> torch.Tensor:
+    """As transformers builds it: causal, and within one of the sequences that are packed into a row."""
+    positions = torch.arange(TOKENS).unsqueeze(0).expand(2, -1)
+    packed = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    batch, queries, keys = torch.arange(2)[:, None, None, None], *(one[None, None] for one in places())
+    is_shown = queries.new_ones((), dtype=torch.bool) & (keys <= queries)
+    return is_shown & (packed[batch, queries] == packed[batch, keys])
+
+
+def of_numbers(x: torch.Tensor) -> torch.Tensor:
+    return torch.full((TOKENS, TOKENS), LOWEST).triu(1)[None, None].expand(2, 1, -1, -1)
+
+
+def of_ones(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+
+
+def window(x: torch.Tensor) -> torch.Tensor:
+    queries, keys = places()
+    return (keys <= queries) & (keys > queries - 3)
+
+
+def of_the_input(x: torch.Tensor) -> torch.Tensor:
+    return causal(x) & (x[0, 0, :, 0] > -9)[None, :]
+
+
+def drawn(x: torch.Tensor) -> torch.Tensor:
+    return torch.rand(TOKENS, TOKENS) >= 0
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    mask[:, 0] = x[0, 0, 0, 0] > 9
+    mask[0, 0] = True
+    return mask
+
+
+def of_bias(x: torch.Tensor) -> torch.Tensor:
+    queries, keys = places()
+    return torch.where(keys <= queries, 0.0, -1.0)
+
+
+DROPPED = {"causal": causal, "of positions": of_positions, "of numbers": of_numbers, "of ones": of_ones}
+KEPT = {"window": window, "of the input": of_the_input, "drawn": drawn, "written": written, "of bias": of_bias}
+
+
+def attended(mask_of: Callable[[torch.Tensor], torch.Tensor], keys: int = TOKENS, **given: Any) -> Callable[..., Any]:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        mask = mask_of(x)[..., :keys]
+        return F.scaled_dot_product_attention(x, x[..., :keys, :] * 2, x[..., :keys, :], attn_mask=mask, **given)
+
+    return run
+
+
+def dropped(function: Callable[..., Any]) -> tuple[Any, int, list[torch.fx.Node]]:
+    """(the result without masks, of how many attentions one was removed, the nodes that are left)."""
+    torch._dynamo.reset()
+    counts, left = [], []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Any]) -> Callable[..., Any]:
+        counts.append(drop_constant_masks(graph))
+        left.extend(graph.graph.nodes)
+        graph.graph.lint()
+        return graph
+
+    result = torch.compile(function, backend=backend, dynamic=False)(Q)
+    return result, sum(counts), left
+
+
+@pytest.mark.parametrize("name", DROPPED)
+def test_a_mask_of_constants_becomes_a_flag(name):
+    function = attended(DROPPED[name], scale=0.3)
+    result, count, left = dropped(function)
+    assert count == 1
+    torch.testing.assert_close(result, function(Q))
+    (attention,) = (node for node in left if operation_of(node).name == "attention")
+    assert "attn_mask" not in attention.kwargs and len(attention.args) == 3
+    assert (attention.kwargs["is_causal"], attention.kwargs["scale"]) == (name != "of ones", 0.3)
+    assert not any(operation_of(node).name == "arange" or "arange" in node.name for node in left)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_any_other_mask_stays(name):
+    function = attended(KEPT[name])
+    torch.manual_seed(0)
+    result, count, _ = dropped(function)
+    assert count == 0
+    torch.manual_seed(0)
+    torch.testing.assert_close(result, function(Q))
+
+
+def test_a_mask_over_fewer_keys_stays():
+    function = attended(causal, keys=5)
+    result, count, _ = dropped(function)
+    assert count == 0
+    torch.testing.assert_close(result, function(Q))
+
+
+def test_a_mask_of_two_attentions_is_read_once_and_stays_where_something_else_reads_it():
+    def run(x):
+        mask = causal(x)
+        once = F.scaled_dot_product_attention(x, x, x, mask)
+        return F.scaled_dot_product_attention(once, x, x, mask) + mask.sum()
+
+    result, count, left = dropped(run)
+    assert count == 2
+    torch.testing.assert_close(result, run(Q))
+    assert any("arange" in node.name for node in left)
+
+
+def test_without_its_mask_an_attention_is_fused():
+    assert stats_of(attended(of_positions), torch.randn(2, 2, TOKENS, 16)).matches == {"attention": 1}
