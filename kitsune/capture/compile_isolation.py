@@ -2,7 +2,7 @@
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,13 @@ def own_code(function: Callable[..., Any], otherwise: Callable[[], None] | None 
     return call
 
 
+class Unlisted(set[Any]):
+    """A set that shows no members. Torch 2.11 logs its settings as JSON, and an error if it finds functions there."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
 def leave_out_repeated_logs() -> None:
     """Lets torch.compile leave out the methods of loggers that log a message once, such as `warning_once`.
 
@@ -32,4 +39,6 @@ def leave_out_repeated_logs() -> None:
     """
     once = {getattr(logging.Logger, name) for name in vars(logging.Logger) if name.endswith("_once")}
     config: Any = importlib.import_module("torch._dynamo.config")
-    config.ignore_logger_methods.update(once)
+    left_out = config.ignore_logger_methods
+    if not all(one in left_out for one in once):
+        config.ignore_logger_methods = Unlisted(once.union(left_out))

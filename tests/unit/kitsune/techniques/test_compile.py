@@ -11,6 +11,7 @@ from torch._dynamo import config
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kitsune.capture.compile_isolation import leave_out_repeated_logs
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques.compile import Inductor
@@ -128,8 +129,7 @@ def test_a_forward_with_an_autocast_of_its_own_is_found():
 LOGGER = logging.getLogger(__name__)
 
 
-@functools.lru_cache
-def warning_once(logger, message):
+def warned(logger, message):
     logger.warning(message)
 
 
@@ -146,8 +146,10 @@ class Logging(nn.Module):
         return self.last(x)
 
 
-def test_a_message_that_is_logged_once_does_not_break_the_graph(monkeypatch):
-    monkeypatch.setattr(logging.Logger, "warning_once", warning_once, raising=False)
+def test_a_message_that_is_logged_once_does_not_break_the_graph(monkeypatch, caplog):
+    """Nor does torch log an error, as 2.11 does when it cannot write its settings as JSON."""
+    for name in ("warning_once", "info_once"):
+        monkeypatch.setattr(logging.Logger, name, functools.lru_cache(warned), raising=False)
     with config.patch(ignore_logger_methods=set()):
         counters.clear()
         batch, model = (torch.randn(16, 8), torch.randint(4, (16,))), Logging()
@@ -155,6 +157,17 @@ def test_a_message_that_is_logged_once_does_not_break_the_graph(monkeypatch):
             torch.compile(model, backend="eager")(batch[0])
         assert counters["stats"]["unique_graphs"] == 2
         counters.clear()
+        caplog.clear()
         with TrainStep(model, F.cross_entropy, sgd(model.parameters()), plan=Plan.by_hand(compile="default")) as step:
             step(*batch)
         assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})
+    assert not [record.message for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_what_a_user_leaves_out_of_the_graph_stays_left_out(monkeypatch):
+    monkeypatch.setattr(logging.Logger, "warning_once", functools.lru_cache(warned), raising=False)
+    with config.patch(ignore_logger_methods={logging.Logger.info}):
+        for _ in range(2):
+            leave_out_repeated_logs()
+            assert logging.Logger.info in config.ignore_logger_methods
+            assert logging.Logger.warning_once in config.ignore_logger_methods
