@@ -197,6 +197,24 @@ KNOBS: Final[Mapping[str, Knob]] = {
             ),
         ),
         Knob(
+            name="masks",
+            meaning="attention masks of a batch",
+            choices={
+                "given": "read by attention",
+                "dropped": "left out where they show every position, which is asked of each batch",
+            },
+            needs="an argument attention_mask that shows every position of the batch, and torch.compile",
+            excludes=(
+                Exclusion(
+                    choices=("dropped",),
+                    other="compile",
+                    other_choices=("off",),
+                    reason="without torch.compile it is for the model to look at its mask",
+                    instead={"off": "default"},
+                ),
+            ),
+        ),
+        Knob(
             name="fusion",
             meaning="patterns in forward and loss replaced by Kitsune's Triton kernels",
             choices={

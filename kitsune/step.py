@@ -21,6 +21,7 @@ from kitsune.client.remote_tuning import Auto, plan_of_step
 from kitsune.device.cuda_graph import Recorder
 from kitsune.errors import SettingsError
 from kitsune.memory.prefetch import Batch, Prefetcher
+from kitsune.open_masks import with_open_masks, with_tensors
 from kitsune.plan import Plan
 from kitsune.runtime.applied_plan import AppliedPlan
 from kitsune.runtime.plan_application import Assembly, OnDecline
@@ -105,7 +106,7 @@ class TrainStep:
 
     def __call__(self, x: Any, y: Any = None) -> torch.Tensor:
         """Runs one step on a batch, on any device, and returns the detached loss, a scalar on the model's device."""
-        batch = (x, y)
+        batch = (with_open_masks(x) if self._applied.build.asks_for_masks else x, y)
         program = self._guards.check(batch)
         if program is not None:
             return program(batch)
@@ -275,10 +276,10 @@ class TrainStep:
         return SegmentedStep(segmented, graph, body)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        return self.model(*args, **kwargs)
+        return self.model(*args, **with_tensors(kwargs))
 
     def _loss(self, x: Any, y: Any) -> torch.Tensor:
-        return loss_of(call_model(self.model, x), self.loss_fn, y)
+        return loss_of(call_model(self._call, x), self.loss_fn, y)
 
 
 @dataclass(frozen=True, slots=True)

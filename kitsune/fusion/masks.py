@@ -5,16 +5,21 @@ runs eagerly, but under torch.compile builds one in every step, from positions t
 """
 
 import operator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from kitsune.fusion.operations import aten, operation_of, value_of
-from kitsune.fusion.writes import is_written, mutates
+from kitsune.fusion.writes import are_written, mutates
 
+#: Levels of vmap, by which transformers 4 builds its masks. Nothing reads these nodes, but others run within them.
+LEVELS: Final = {"_vmap_increment_nesting": 1, "_vmap_decrement_nesting": -1}
+BATCHES: Final = frozenset({"_add_batch_dim", "_remove_batch_dim"})
 #: Functions and methods that always give the same for the same arguments, and write nothing.
 PURE: Final = frozenset(
     {
@@ -24,10 +29,11 @@ PURE: Final = frozenset(
         *(operator.add, operator.sub, operator.mul, operator.floordiv, operator.getitem),
         *(operator.le, operator.lt, operator.ge, operator.gt, operator.eq, operator.ne),
         *(operator.and_, operator.or_, operator.invert),
+        *("add", "sub", "mul", "eq", "ne", "le", "lt", "ge", "gt"),
         *("__and__", "__or__", "__invert__", "__eq__", "__ne__", "__le__", "__lt__", "__ge__", "__gt__"),
         *("__getitem__", "new_ones", "new_zeros", "new_full", "tril", "triu", "cumsum", "diff", "masked_fill"),
         *("logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not"),
-        *("view", "reshape", "expand", "expand_as", "unsqueeze", "squeeze", "transpose", "permute", "contiguous"),
+        *("view", "reshape", "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "transpose", "permute", "contiguous"),
         *("to", "bool", "int", "long", "float", "type", "clone"),
     }
 )
@@ -74,9 +80,10 @@ def put_flag(node: Node, is_causal: bool) -> None:
 def flag_of(mask: Node) -> str | None:
     """What a mask says that depends on constants alone: "causal", "all", or None for anything else."""
     needed = ancestors_of(mask)
-    if not all(is_constant(node) for node in needed) or is_written(needed):
+    others = [node for node in mask.graph.nodes if node not in needed]
+    if not all(map(is_constant, needed)) or are_written(needed, others) or levels_before(mask):
         return None
-    if any(mutates(user) for node in needed for user in node.users):
+    if any(mutates(user) for node in needed for user in node.users if user not in needed):
         return None
     shape = value_of(mask).shape
     return said_by(computed(mask, needed)) if len(shape) > 1 and shape[-1] == shape[-2] else None
@@ -94,20 +101,58 @@ def ancestors_of(node: Node) -> set[Node]:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether its result depends on its arguments alone, and these have no symbolic sizes."""
-    is_pure = node.op in ("call_function", "call_method") and node.target in PURE
-    return is_pure and not any(isinstance(one, torch.SymInt) for one in pytree.tree_leaves((node.args, node.kwargs)))
+    """Whether its result, or what it writes, depends on its arguments alone, and these have no symbolic sizes."""
+    is_known = is_pure(node) or node.target is operator.iadd  # transformers 4 adds an offset to its positions in place
+    return is_known and not any(isinstance(one, torch.SymInt) for one in pytree.tree_leaves((node.args, node.kwargs)))
+
+
+def is_pure(node: Node) -> bool:
+    target = node.target
+    if isinstance(target, OpOverload):
+        return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+    is_call = node.op in ("call_function", "call_method")
+    return is_call and (target in PURE or name_in_vmap(node) in BATCHES)
 
 
 def computed(mask: Node, needed: set[Node]) -> torch.Tensor:
     """The mask itself."""
     values: dict[Node, Any] = {}
-    with torch.no_grad():
-        for node in mask.graph.nodes:
-            if node in needed:
-                values[node] = called(node, values)
+    entered = 0
+    try:
+        with torch.no_grad():
+            for node in nodes_to(mask):
+                if node in needed or level_of(node):
+                    values[node] = called(node, values)
+                    entered += level_of(node)
+    finally:
+        for _ in range(entered):
+            torch._C._functorch._vmap_decrement_nesting()
     found: torch.Tensor = values[mask]
     return found
+
+
+def levels_before(mask: Node) -> int:
+    """In how many levels of vmap the mask is computed."""
+    return sum(map(level_of, nodes_to(mask)))
+
+
+def level_of(node: Node) -> int:
+    """1 where a level of vmap begins, -1 where one ends."""
+    return LEVELS.get(name_in_vmap(node), 0)
+
+
+def name_in_vmap(node: Node) -> str:
+    """The name of its function, if that is a part of vmap: its module is another one in each version of torch."""
+    is_part = "functorch" in (getattr(node.target, "__module__", None) or "")
+    return str(getattr(node.target, "__name__", "")) if is_part else ""
+
+
+def nodes_to(last: Node) -> Iterator[Node]:
+    """The nodes of its graph in order, up to this one."""
+    for node in last.graph.nodes:
+        yield node
+        if node is last:
+            return
 
 
 def called(node: Node, values: dict[Node, Any]) -> Any:
@@ -131,5 +176,5 @@ def said_by(mask: torch.Tensor) -> str | None:
 def drop_unread(graph: GraphModule) -> None:
     """Removes what masks were built by and nothing reads any more, so that it does not run in every step."""
     for node in reversed(graph.graph.nodes):
-        if not node.users and node.op in ("call_function", "call_method") and node.target in PURE:
+        if not node.users and is_pure(node):
             graph.graph.erase_node(node)

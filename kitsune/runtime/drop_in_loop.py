@@ -14,6 +14,7 @@ from kitsune.autograd.hooks import Hooks, has_global_hooks
 from kitsune.base.environment import is_disabled
 from kitsune.capture.forward_dispatch import NOTES, SegmentedForward
 from kitsune.device.cuda_graph import Recorder
+from kitsune.open_masks import with_open_masks, with_tensors
 from kitsune.plan import Plan
 from kitsune.runtime.applied_plan import AppliedPlan
 from kitsune.runtime.model_discovery import is_looked_for, is_routed
@@ -133,6 +134,9 @@ class Loop:
             return True
         return False
 
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model._call_impl(*args, **with_tensors(kwargs))
+
     def _needs_reapply(self) -> bool:
         """Whether there are hooks or groups of parameters to which the plan was not applied."""
         has_hooks = self._hooks is not None and not self._hooks.unchanged()
@@ -145,6 +149,8 @@ class Loop:
         forward = self.forward
         if forward is None:
             return self.model._call_impl(*args, **kwargs)
+        if self._applied.build.asks_for_masks:
+            kwargs = with_open_masks(kwargs)
         rollback = self._applied.rollback(repeats_update=False) if self._unsettled else None
         self._unsettled = max(0, self._unsettled - 1)
         return self._applied.run(
@@ -166,7 +172,7 @@ class Loop:
             model=self.model,
             optimizer=self.optimizer,
             device=self.device,
-            forward=self.model._call_impl,
+            forward=self._call,
             undo=undo,
             in_loop=True,
             loss_scaling=self._wish.loss_scaling,
@@ -185,7 +191,7 @@ class Loop:
             self.model,
             self.optimizer,
             build.forward,
-            self.model._call_impl,
+            self._call,
             self.device,
             capture=build.capture != "none",
             forward_contexts=build.forward_contexts,

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from kitsune.autograd.hooks import first_hook
 from kitsune.device.backend import watch_syncs
+from kitsune.open_masks import with_open_masks
 from kitsune.techniques.technique import Facts
 from kitsune.techniques.update import chosen_by_hand, implementations
 from kitsune.update.adamw import why_no_kernel
@@ -32,6 +33,7 @@ def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: t
         parameter_dtypes=frozenset(parameter.dtype for parameter in model.parameters()),
         convolutions=has_convolutions(model),
         wide_activations=has_wide_activations(model),
+        open_masks=True,
         hook=first_hook(model),
         distributed=is_distributed(model),
         optimizer=type(optimizer).__name__,
@@ -45,7 +47,7 @@ def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: t
 
 
 def observed_facts(workload: Workload, device: torch.device) -> Facts:
-    """`facts_of`, and what only a run shows: attention and host synchronisations. Clears the gradients."""
+    """`facts_of`, and what only a run shows: attention, masks and host synchronisations. Clears the gradients."""
     facts = facts_of(workload.model, workload.optimizer, device)
     calls = AttentionCalls()
     syncs: list[tuple[str, int]] = []
@@ -53,7 +55,12 @@ def observed_facts(workload: Workload, device: torch.device) -> Facts:
     with calls, watch_syncs(device, syncs):
         loss_of(call_model(workload.model, x), workload.loss_fn, y).backward()
     workload.model.zero_grad(set_to_none=True)
-    return replace(facts, attention=calls.count > 0, host_sync=":".join(map(str, syncs[0])) if syncs else None)
+    return replace(
+        facts,
+        attention=calls.count > 0,
+        open_masks=with_open_masks(x) is not x,
+        host_sync=":".join(map(str, syncs[0])) if syncs else None,
+    )
 
 
 class AttentionCalls(TorchFunctionMode):

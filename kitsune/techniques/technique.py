@@ -41,6 +41,7 @@ class Facts:
     tensor_rate: bool = False  # a learning rate is a tensor
     others_parameters: int = 0  # how many trained parameters of the model are not in the optimizer
     sparse_gradients: bool = False
+    open_masks: bool = False  # an attention_mask of the batch shows every position; True where no batch is known
     host_sync: str | None = None  # the user's line that waits for the device in the step as given
 
 
@@ -68,6 +69,7 @@ class Build:
     unfused: Callable[..., Any] | None = None  # the forward before fusion
     half_weights: HalfWeights | None = None  # passed to what torch.compile compiles
     half_activations: torch.dtype | None = None  # to which torch.compile rounds what autocast leaves in fp32
+    asks_for_masks: bool = False  # batches whose attention_mask shows every position are steps of their own
     sole_outputs: SoleOutputs | None = None  # whose rows torch.compile may pad, in a loop
     inductor: dict[str, Any] = field(default_factory=dict)  # options for Inductor that other choices need
     computes_in_half: bool = False  # outputs of the forward may be in half precision

@@ -73,6 +73,7 @@ PRODUCTS: Final[Mapping[str, tuple[Choice, ...]]] = {
     "fusion": ("products",),
     "weights": ("bf16_copies",),
     "activations": ("bf16",),
+    "masks": ("dropped",),
 }
 GRAPHS: Final[Mapping[str, tuple[Choice, ...]]] = {"capture": ("step", "segments")}
 #: Recorded spaces of five models hold 25 pairs that differ only in one or four streams, one of each pair near the best.

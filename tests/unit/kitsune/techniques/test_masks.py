@@ -1,0 +1,135 @@
+"""The attention mask of a batch is left out where it shows every position, and read where it does not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from kitsune.capture.program_cache import PATIENCE
+from kitsune.knobs import clashes
+from kitsune.optimizer import KitsuneOptimizer
+from kitsune.plan import Plan
+from kitsune.step import TrainStep
+from kitsune.techniques import compile as technique
+from kitsune.techniques import facts_of, observed_facts, why_not
+from kitsune.workload import Workload
+from tests.step_cases import sgd
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside of torch's compiler
+ROWS, TOKENS, WIDTH, WORDS = 2, 8, 16, 11
+CPU = torch.device("cpu")
+
+
+class Language(nn.Module):
+    """Its mask is built and its loss computed as in models of Hugging Face."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        x = self.embedding(input_ids).view(ROWS, TOKENS, 2, WIDTH // 2).transpose(1, 2)
+        places = torch.arange(TOKENS, device=x.device)
+        is_before = places[None, None, None, :] <= places[None, None, :, None]
+        mask = is_before & attention_mask.bool()[:, None, None, :]
+        mixed = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        logits = self.head(mixed.transpose(1, 2).reshape(ROWS, TOKENS, WIDTH))
+        return {"loss": F.cross_entropy(logits.view(-1, WORDS), labels.view(-1)), "logits": logits}
+
+
+def batch_of(padded: int) -> dict[str, torch.Tensor]:
+    """The last positions of the first row are padded: their queries still have keys before them."""
+    generator = torch.Generator().manual_seed(padded)
+    ids = torch.randint(WORDS, (ROWS, TOKENS), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, TOKENS - padded :] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.roll(-1, 1)}
+
+
+@pytest.fixture
+def dropped(monkeypatch):
+    """Of how many attentions masks were left out, in each graph that was compiled."""
+    counts, real = [], technique.drop_constant_masks
+
+    def counted(graph):
+        counts.append(real(graph))
+        return counts[-1]
+
+    monkeypatch.setattr(technique, "drop_constant_masks", counted)
+    return counts
+
+
+def plain_losses(batches):
+    model = Language()
+    optimizer, losses = sgd(model.parameters()), []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+BATCHES = [batch_of(padded) for padded in (0, 0, 3, 0, *[5] * PATIENCE, 0)]
+#: Padded batches are compiled for once they are frequent.
+CAUGHT = {"dropped": [1, 0], "given": [0]}
+
+
+@pytest.mark.parametrize("choice", ["dropped", "given"])
+def test_a_step_trains_as_before_on_full_and_on_padded_batches(dropped, choice):
+    model = Language()
+    plan = Plan.by_hand(compile="default", masks=choice)
+    with TrainStep(model, None, sgd(model.parameters()), plan=plan) as step:
+        losses = [step(copy.copy(batch)) for batch in BATCHES]
+    torch.testing.assert_close(losses, plain_losses(BATCHES))
+    assert dropped == CAUGHT[choice]
+
+
+def test_a_loop_of_the_users_own_trains_as_before(dropped):
+    model = Language()
+    optimizer = KitsuneOptimizer(sgd(model.parameters()), plan=Plan.by_hand(compile="default", masks="dropped"))
+    losses = []
+    for batch in BATCHES:
+        optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    optimizer.close()
+    torch.testing.assert_close(losses, plain_losses(BATCHES))
+    assert dropped == [1, 0]
+
+
+def test_parts_of_a_batch_have_a_mask_of_their_size(dropped):
+    class Halved(Language):
+        def forward(self, input_ids, attention_mask=None, labels=None):
+            assert attention_mask.shape == input_ids.shape == (ROWS // 2, TOKENS)
+            twice = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+            return super().forward(**{name: value.repeat(2, 1) for name, value in twice.items()})
+
+    model = Halved()
+    plan = Plan.by_hand(compile="default", masks="dropped")
+    with TrainStep(model, None, sgd(model.parameters()), plan=plan, accumulation_steps=2) as step:
+        step(batch_of(0))
+    assert dropped == [1]
+
+
+def test_it_is_offered_where_the_batch_has_a_mask_that_shows_every_position():
+    for batch, reason in (
+        (batch_of(0), None),
+        (batch_of(3), "the batch has no attention_mask that shows every position"),
+    ):
+        model = Language()
+        facts = observed_facts(Workload(model, None, sgd(model.parameters()), (batch, None)), CPU)
+        assert why_not("masks", "dropped", facts) == reason
+    assert why_not("masks", "dropped", facts_of(model, sgd(model.parameters()), CPU)) is None  # no batch is known
+
+
+def test_without_a_compiler_it_is_the_models_own():
+    assert "without torch.compile it is for the model to look at its mask" in str(
+        next(clashes({"masks": "dropped", "compile": "off"}))
+    )

@@ -1,0 +1,51 @@
+"""A mask full of ones leaves the batch; what is padded, or no mask, stays as it is."""
+
+import pytest
+import torch
+
+from kitsune.device.static_batch import opaque_type, signature_of
+from kitsune.open_masks import OpenMask, with_open_masks, with_tensors
+
+IDS = torch.arange(6).view(2, 3)
+PADDED = torch.tensor([[1, 1, 1], [0, 1, 1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.float32])
+def test_a_mask_of_ones_comes_back_as_it_was(dtype):
+    batch = {"input_ids": IDS, "attention_mask": torch.ones(2, 3, dtype=dtype), "labels": IDS}
+    marked = with_open_masks(batch)
+    assert marked["attention_mask"] == OpenMask("input_ids", dtype)
+    assert list(marked) == list(batch) and isinstance(batch["attention_mask"], torch.Tensor)
+    back = with_tensors(marked)
+    torch.testing.assert_close(dict(back), batch)
+    assert back["input_ids"] is IDS
+
+
+def test_it_has_a_signature_of_its_own():
+    batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+    marked = with_open_masks(batch)
+    assert opaque_type(marked) is None
+    assert signature_of(marked) != signature_of(batch)
+    assert hash(signature_of(marked)) == hash(signature_of(with_open_masks(dict(batch))))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"input_ids": IDS, "attention_mask": PADDED},
+        {"input_ids": IDS, "attention_mask": 2 * torch.ones_like(IDS)},
+        {"input_ids": IDS, "attention_mask": torch.ones(2, 1, 3, 3)},
+        {"input_ids": IDS, "attention_mask": torch.ones(2, 3, requires_grad=True)},
+        {"input_ids": IDS, "attention_mask": None},
+        {"attention_mask": torch.ones(2, 3)},
+        {"input_ids": IDS},
+        {},
+        (IDS, torch.ones(2, 3)),
+        IDS,
+    ],
+    ids=["padded", "twos", "of scores", "learnt", "none", "alone", "without", "empty", "by position", "a tensor"],
+)
+def test_anything_else_stays(batch):
+    assert with_open_masks(batch) is batch
+    if isinstance(batch, dict):
+        assert with_tensors(batch) is batch
