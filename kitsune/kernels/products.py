@@ -40,8 +40,9 @@ class Tiling(NamedTuple):
     registers: int | None = None
 
 
-def takes_turns(result: torch.Tensor, tiling: Tiling) -> bool:
-    """Whether a kernel in Gluon computes a result, whose tiles are as large: in bf16, on Hopper, one or more a program.
+def takes_turns(result: torch.Tensor, tiling: Tiling, least_tiles: int = 1) -> bool:
+    """Whether a kernel in Gluon computes a result, whose tiles are as large: in bf16, on Hopper, and of so many tiles
+    for each multiprocessor.
 
     In fp16 the assembler would not let the products of the forwards overlap (C7514); the backwards were not measured.
     """
@@ -51,7 +52,7 @@ def takes_turns(result: torch.Tensor, tiling: Tiling) -> bool:
         and result.is_cuda
         and result.dtype == torch.bfloat16
         and torch.cuda.get_device_properties(result.device).major == HOPPER
-        and tiles_of(result, tiling) >= multiprocessors_of(result.device)
+        and tiles_of(result, tiling) >= least_tiles * multiprocessors_of(result.device)
     )
 
 
