@@ -17,7 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("kitsune.amp", "kitsune.base", "kitsune.kernels", "kitsune.streams"),
     ("kitsune.long_proof", "kitsune.timeline"),
     ("kitsune.class_tables", "kitsune.plan"),
-    ("kitsune.cli", "kitsune.device", "kitsune.workload"),
+    ("kitsune.cli", "kitsune.device", "kitsune.open_masks", "kitsune.workload"),
     ("kitsune.autograd", "kitsune.launches.model", "kitsune.update"),
     ("kitsune.launches.planning", "kitsune.launches.recording", "kitsune.submission.format"),
     ("kitsune.launches.execution", "kitsune.launches.transforms", "kitsune.submission.rebuilding"),

@@ -1,6 +1,5 @@
 """Gives a function a code object of its own, so that torch.compile shares none of its cache with other functions."""
 
-import importlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,7 +37,7 @@ def leave_out_repeated_logs() -> None:
     loss, so its logits, 0.4 GiB for 8 sequences of 512, leave the first graph. Compiled code logs no such message.
     """
     once = {getattr(logging.Logger, name) for name in vars(logging.Logger) if name.endswith("_once")}
-    config: Any = importlib.import_module("torch._dynamo.config")
+    config: Any = torch._dynamo.config
     left_out = config.ignore_logger_methods
     if not all(one in left_out for one in once):
         config.ignore_logger_methods = Unlisted(once.union(left_out))

@@ -33,8 +33,8 @@ PURE: Final = frozenset(
         *("__and__", "__or__", "__invert__", "__eq__", "__ne__", "__le__", "__lt__", "__ge__", "__gt__"),
         *("__getitem__", "new_ones", "new_zeros", "new_full", "tril", "triu", "cumsum", "diff", "masked_fill"),
         *("logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or", "bitwise_not"),
-        *("view", "reshape", "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "transpose", "permute", "contiguous"),
-        *("to", "bool", "int", "long", "float", "type", "clone"),
+        *("view", "reshape", "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "transpose", "permute"),
+        *("contiguous", "to", "bool", "int", "long", "float", "type", "clone"),
     }
 )
 

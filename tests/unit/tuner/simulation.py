@@ -37,6 +37,7 @@ GPU: Factor = {
     ("fusion", "products"): (0.88, 1.01),
     ("weights", "bf16_copies"): (0.94, 1.01),
     ("activations", "bf16"): (0.93, 1.01),
+    ("masks", "dropped"): (0.85, 1.0),
     ("inductor", "no_mix_order"): (0.97, 1.02),
     ("streams", 2): (0.85, 1.0),
     ("streams", 4): (0.75, 1.0),

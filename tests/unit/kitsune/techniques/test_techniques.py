@@ -25,6 +25,7 @@ H200 = Facts(
     parameter_dtypes=frozenset({torch.float32}),
     convolutions=True,
     wide_activations=True,
+    open_masks=True,
     attention=True,
     optimizer="AdamW",
     optimizer_options=("foreach", "fused", "capturable"),

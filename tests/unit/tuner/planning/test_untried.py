@@ -11,7 +11,7 @@ from tuner.search.presets import OPENING, resolved
 from tuner.terminal.views import untried_screen
 
 HALF = {"layout": "channels_last", "precision": "bf16"}
-OURS = {"weights": "bf16_copies", "activations": "bf16", "fusion": "products", "update": "kitsune"}
+OURS = {"weights": "bf16_copies", "activations": "bf16", "masks": "dropped", "fusion": "products", "update": "kitsune"}
 GRAPH = {**HALF, **OURS, "compile": "default", "capture": "step", "streams": 4}
 OVERHEAD = {**HALF, "compile": "reduce-overhead", "update": "fused"}
 

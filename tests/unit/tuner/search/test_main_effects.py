@@ -99,11 +99,11 @@ def test_the_highest_comes_first_and_nothing_below_what_is_worth_it() -> None:
     assert 0 < WORTH < math.log(1.03)
 
 
-def test_all_configurations_are_looked_at_in_a_few_hundredths_of_a_second() -> None:
+def test_all_configurations_are_looked_at_in_a_fifth_of_a_second() -> None:
     tried = costs({}, {"precision": "bf16"}, {"compile": "default"})
     durations = []
     for _ in range(5):
         begin = time.process_time()
         next(promising(EVERYTHING, tried))
         durations.append(time.process_time() - begin)
-    assert min(durations) < 0.1
+    assert min(durations) < 0.2

@@ -57,7 +57,13 @@ def test_only_what_is_called_slow_is_slow_and_the_last_of_the_opening() -> None:
 def test_the_best_guess_and_the_strongest_rival_come_first() -> None:
     guess, rival, unordered, fused, attention, not_compiled, fp16, descent = resolved(OPENING, EVERYTHING)
     half = {"layout": "channels_last", "precision": "bf16"}
-    ours = {"weights": "bf16_copies", "activations": "bf16", "fusion": "products", "update": "kitsune"}
+    ours = {
+        "weights": "bf16_copies",
+        "activations": "bf16",
+        "masks": "dropped",
+        "fusion": "products",
+        "update": "kitsune",
+    }
     assert guess.knobs == {**half, **ours, "compile": "default", "capture": "step", "streams": 4}
     assert (rival.name, rival.knobs) == (
         "reduce_overhead",
@@ -101,12 +107,13 @@ def test_where_streams_or_graphs_do_not_apply_the_best_guess_does_without() -> N
 
 
 def test_without_graphs_what_plain_torch_offers_goes_by_its_name() -> None:
-    half, fused = {"precision": "bf16"}, {"update": "fused"}
+    half, fused, masks = {"precision": "bf16"}, {"update": "fused"}, {"masks": "dropped"}
+    copies = {"weights": "bf16_copies", "activations": "bf16"}
     space = Space.of({**CPU.inapplicable, "update=kitsune": "no CUDA"})
     assert of(space, *ALL) == {
-        "best guess": {**half, "compile": "default", **fused, "weights": "bf16_copies", "activations": "bf16"},
+        "best guess": {**half, "compile": "default", **fused, **masks, **copies},
         "compile": {**half, "compile": "default", **fused},
-        "best guess, full precision": {"compile": "default", **fused},
+        "best guess, full precision": {"compile": "default", **fused, **masks},
         "best guess, not compiled": {**half, **fused},
         "eager_bf16": half,
         "full precision, not compiled": fused,

@@ -63,7 +63,7 @@ def test_a_choice_that_does_not_apply_is_left_out_with_its_reason() -> None:
     assert CPU.choices("precision") == ("fp32", "bf16")
     assert CPU.choices("capture") == ("none",)
     assert CPU.allows({"capture": "step"}) == "no CUDA"
-    assert list(CPU.searchable()) == ["precision", "weights", "activations", "compile", "update"]
+    assert list(CPU.searchable()) == ["precision", "weights", "activations", "masks", "compile", "update"]
 
 
 def test_the_default_always_applies() -> None:
