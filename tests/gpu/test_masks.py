@@ -1,0 +1,69 @@
+"""Attention without the mask of its batch on a GPU: captured, on several streams, and in a loop of the user's own."""
+
+import pytest
+import torch
+
+from kitsune import KitsuneOptimizer, Plan, TrainStep
+from tests.masked_language import Language, batch_of, plain_losses
+from tests.step_cases import sgd
+
+#: Padded batches become frequent, and then have a graph of their own.
+PADDED = (0, 0, 0, 0, 3, *[5] * 14, 0, 5, 0)
+PLANS = [
+    {},
+    {"capture": "segments"},
+    {"capture": "step"},
+    {"capture": "step", "streams": 4},
+]
+
+
+def batches(device):
+    return [{name: value.to(device) for name, value in batch_of(padded).items()} for padded in PADDED]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: "-".join(map(str, plan.values())) or "not captured")
+def test_full_and_padded_batches_train_as_before(device, plan):
+    torch._dynamo.reset()
+    given = batches(device)
+    wanted = plain_losses(given, device)
+    model = Language().to(device)
+    chosen = Plan.by_hand(compile="default", masks="dropped", **plan)
+    with TrainStep(model, None, sgd(model.parameters()), plan=chosen) as step:
+        losses = [step(batch) for batch in given]
+        assert step.report.declined == {}
+    torch.testing.assert_close(losses, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_of_the_users_own_trains_as_before(device):
+    torch._dynamo.reset()
+    given = batches(device)
+    wanted = plain_losses(given, device)
+    model = Language().to(device)
+    chosen = Plan.by_hand(compile="default", masks="dropped", capture="segments")
+    optimizer, losses = KitsuneOptimizer(sgd(model.parameters()), plan=chosen), []
+    for batch in given:
+        optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().clone())
+    assert optimizer.counts["captured"] > 0
+    optimizer.close()
+    torch.testing.assert_close(losses, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_in_bf16_flash_attention_runs_for_a_full_batch_only(device):
+    torch._dynamo.reset()
+    model = Language().to(device)
+    chosen = Plan.by_hand(compile="default", masks="dropped", precision="bf16")
+    with TrainStep(model, None, sgd(model.parameters()), plan=chosen) as step:
+        names = []
+        for padded in (0, 5):
+            batch = {name: value.to(device) for name, value in batch_of(padded).items()}
+            for _ in range(12):
+                step(batch)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                step(batch)
+                torch.cuda.synchronize()
+            names.append(" ".join(event.key for event in profile.key_averages()))
+    assert ["flash" in found for found in names] == [True, False]
