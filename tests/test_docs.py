@@ -1,6 +1,6 @@
 """What README and docs/ show works: Python blocks run, commands exist, generated tables are whole, links lead on.
 
-`<!-- needs: gpu -->` before a Python block (or another need: server, minutes) has it compiled only.
+`<!-- needs: gpu -->` before a Python block (or another need: server, minutes, transformers) has it compiled only.
 """
 
 import os
@@ -30,7 +30,7 @@ from tuner.store.engine import open_database
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NEEDS = ("gpu", "server", "minutes")
+NEEDS = ("gpu", "server", "minutes", "transformers")
 
 FENCE = re.compile(r"^(?P<indent>\s*)```(?P<language>\w*)")
 NEED = re.compile(r"^<!-- needs: (?P<need>\w+) -->$")
