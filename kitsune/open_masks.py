@@ -7,10 +7,16 @@ import torch
 
 #: The argument of a model, as models of Hugging Face name it: 1 for each position that others may attend to.
 ARGUMENT: Final = "attention_mask"
+DTYPES: Final = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.bfloat16, torch.float16, torch.float32, torch.float64),
+    }
+)
 
 
 class OpenMask(NamedTuple):
-    """Stands in a batch for a mask full of ones, in the shape of another tensor of the batch."""
+    """Stands in a batch for a mask full of ones, in the shape of another tensor of the batch, beside it."""
 
     like: str
     dtype: torch.dtype
@@ -19,15 +25,17 @@ class OpenMask(NamedTuple):
 def with_open_masks(given: Any) -> Any:
     """The arguments of a model by name, with an OpenMask in place of a mask that shows every position.
 
-    Anything else is returned as it is. For a mask on a GPU the host waits until its values are known.
+    The tensor like it goes before it: what splits a batch looks at its first tensor. Anything else is returned as it
+    is. For a mask on a GPU the host waits until its values are known.
     """
     mask = given.get(ARGUMENT) if isinstance(given, dict) else None
-    if type(mask) is not torch.Tensor or mask.layout is not torch.strided or mask.is_nested or mask.requires_grad:
+    if type(mask) is not torch.Tensor or not is_readable(mask):
         return given
-    like = next((name for name, other in given.items() if name != ARGUMENT and shape_of(other) == mask.shape), None)
+    like = next((name for name, other in given.items() if name != ARGUMENT and is_like(other, mask)), None)
     if like is None or not torch.all(mask == 1):
         return given
-    return {**given, ARGUMENT: OpenMask(like, mask.dtype)}
+    pair = {like: given[like], ARGUMENT: OpenMask(like, mask.dtype)}
+    return {name: one for at in given for name, one in (pair if at in pair else {at: given[at]}).items()}
 
 
 def with_tensors(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -39,5 +47,11 @@ def with_tensors(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**given, ARGUMENT: torch.ones(like.shape, dtype=mask.dtype, device=like.device)}
 
 
-def shape_of(value: Any) -> torch.Size | None:
-    return value.shape if isinstance(value, torch.Tensor) and not value.is_nested else None
+def is_readable(mask: torch.Tensor) -> bool:
+    is_plain = mask.layout is torch.strided and not mask.is_nested and not mask.is_meta and not mask.requires_grad
+    return is_plain and mask.dtype in DTYPES
+
+
+def is_like(value: Any, mask: torch.Tensor) -> bool:
+    is_plain = type(value) is torch.Tensor and not value.is_nested
+    return is_plain and (value.shape, value.device) == (mask.shape, mask.device)

@@ -1,7 +1,8 @@
 """Gives a function a code object of its own, so that torch.compile shares none of its cache with other functions."""
 
+import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,20 +25,40 @@ def own_code(function: Callable[..., Any], otherwise: Callable[[], None] | None 
 
 
 class Unlisted(set[Any]):
-    """A set that shows no members. Torch 2.11 logs its settings as JSON, and an error if it finds functions there."""
+    """Functions of which it shows only those of the user. Torch 2.11 writes its settings to a log as JSON, and logs an
+    error where it finds functions."""
+
+    def __init__(self, users: Iterable[Any]) -> None:
+        self._users = tuple(users)
+        self.blocks = 0
+        super().__init__(self._users)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(())
+        return iter(self._users)
 
 
-def leave_out_repeated_logs() -> None:
-    """Lets torch.compile leave out the methods of loggers that log a message once, such as `warning_once`.
+@contextlib.contextmanager
+def without_repeated_logs() -> Iterator[None]:
+    """In the block torch.compile leaves out those methods of loggers by which transformers logs a message once.
 
     Otherwise each breaks the graph in two. GPT2LMHeadModel of transformers 5 calls one between its last layer and its
-    loss, so its logits, 0.4 GiB for 8 sequences of 512, leave the first graph. Compiled code logs no such message.
+    loss, so its logits, 0.4 GiB for 8 sequences of 512, leave the first graph. Blocks may overlap.
     """
-    once = {getattr(logging.Logger, name) for name in vars(logging.Logger) if name.endswith("_once")}
     config: Any = torch._dynamo.config
     left_out = config.ignore_logger_methods
-    if not all(one in left_out for one in once):
-        config.ignore_logger_methods = Unlisted(once.union(left_out))
+    if not isinstance(left_out, Unlisted):
+        left_out = config.ignore_logger_methods = Unlisted(left_out)
+    left_out.update(
+        method for name, method in vars(logging.Logger).items() if name.endswith("_once") and is_of_transformers(method)
+    )
+    left_out.blocks += 1
+    try:
+        yield
+    finally:
+        left_out.blocks -= 1
+        if not left_out.blocks and config.ignore_logger_methods is left_out:
+            config.ignore_logger_methods = set(iter(left_out))
+
+
+def is_of_transformers(function: Any) -> bool:
+    return callable(function) and (getattr(function, "__module__", None) or "").startswith("transformers.")

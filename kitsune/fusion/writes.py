@@ -21,7 +21,7 @@ NAMES: Final = (
 OPERATORS: Final = frozenset(getattr(operator, name) for name in NAMES)
 #: A Triton kernel that writes its arguments. By name, since importing its module loads sympy, for half a second.
 TRITON_KERNEL: Final = "triton_kernel_wrapper_mutation"
-METHODS: Final = frozenset(f"__{name}__" for name in NAMES)
+METHODS: Final = frozenset(f"__{name}__" for name in (*NAMES, "idiv"))
 
 
 def mutates(node: Node) -> bool:

@@ -149,12 +149,11 @@ class Loop:
         forward = self.forward
         if forward is None:
             return self.model._call_impl(*args, **kwargs)
-        if self._applied.build.asks_for_masks:
-            kwargs = with_open_masks(kwargs)
+        named = with_open_masks(kwargs) if self._applied.build.asks_for_masks else kwargs
         rollback = self._applied.rollback(repeats_update=False) if self._unsettled else None
         self._unsettled = max(0, self._unsettled - 1)
         return self._applied.run(
-            lambda: forward(*args, **kwargs),
+            lambda: forward(*args, **named),
             again=lambda: self._run(args, kwargs),
             rollback=rollback,
             learn=lambda: self._learn_from(forward),

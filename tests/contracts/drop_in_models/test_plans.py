@@ -250,6 +250,7 @@ def test_every_knob_is_accounted_for(device: torch.device) -> None:
         "compile",
         "weights",
         "activations",
+        "masks",
         "inductor",
     }
     assert not report.applied.keys() & report.declined.keys()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kitsune.capture.micro_batches import micro_batches
 from kitsune.device.static_batch import opaque_type, signature_of
 from kitsune.open_masks import OpenMask, with_open_masks, with_tensors
 
@@ -19,6 +20,15 @@ def test_a_mask_of_ones_comes_back_as_it_was(dtype):
     back = with_tensors(marked)
     torch.testing.assert_close(dict(back), batch)
     assert back["input_ids"] is IDS
+
+
+def test_the_tensor_like_it_goes_before_it_and_splits_the_batch():
+    batch = {"attention_mask": torch.ones(2, 3), "position_ids": torch.arange(3)[None], "input_ids": IDS}
+    marked = with_open_masks(batch)
+    assert list(marked) == ["input_ids", "attention_mask", "position_ids"]
+    parts = [part for (part, _), _ in micro_batches((marked, None), 2)]
+    assert [len(part["input_ids"]) for part in parts] == [1, 1]
+    assert [with_tensors(part)["attention_mask"].shape for part in parts] == [(1, 3), (1, 3)]
 
 
 def test_it_has_a_signature_of_its_own():
@@ -38,12 +48,29 @@ def test_it_has_a_signature_of_its_own():
         {"input_ids": IDS, "attention_mask": torch.ones(2, 3, requires_grad=True)},
         {"input_ids": IDS, "attention_mask": None},
         {"attention_mask": torch.ones(2, 3)},
+        {"hint": torch.empty(2, 3, device="meta"), "attention_mask": torch.ones(2, 3)},
+        {"input_ids": IDS, "attention_mask": torch.ones(2, 3, device="meta")},
+        {"input_ids": IDS, "attention_mask": torch.ones(2, 3).to(torch.float8_e4m3fn)},
         {"input_ids": IDS},
         {},
         (IDS, torch.ones(2, 3)),
         IDS,
     ],
-    ids=["padded", "twos", "of scores", "learnt", "none", "alone", "without", "empty", "by position", "a tensor"],
+    ids=[
+        "padded",
+        "twos",
+        "of scores",
+        "learnt",
+        "none",
+        "alone",
+        "elsewhere",
+        "meta",
+        "float8",
+        "without",
+        "empty",
+        "by position",
+        "a tensor",
+    ],
 )
 def test_anything_else_stays(batch):
     assert with_open_masks(batch) is batch

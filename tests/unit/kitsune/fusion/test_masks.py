@@ -86,6 +86,37 @@ def of_bias(x: torch.Tensor) -> torch.Tensor:
     return torch.where(keys <= queries, 0.0, -1.0)
 
 
+def written_in_vmap(x: torch.Tensor) -> torch.Tensor:
+    mask, keys = torch.ones(TOKENS, TOKENS, dtype=torch.bool), torch.arange(TOKENS)
+    torch.vmap(lambda row, query: row.logical_and_(keys <= query))(mask, torch.arange(TOKENS))
+    return mask
+
+
+def written_by_numpy(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    mask.numpy()[0, 1:] = False
+    return mask
+
+
+@torch._dynamo.nonstrict_trace
+def hide_first(mask: torch.Tensor) -> torch.Tensor:
+    mask[:, 0] = False
+    mask[0, 0] = True
+    return mask.sum()
+
+
+def written_out_of_sight(x: torch.Tensor) -> torch.Tensor:
+    mask = causal(x)
+    return mask & (hide_first(mask) > -1)
+
+
+def rounded_by_autocast(x: torch.Tensor) -> torch.Tensor:
+    """Of bf16 numbers some are equal, so that the mask shows more."""
+    with torch.autocast("cpu", torch.bfloat16):
+        places = torch.mm(257 * torch.ones(TOKENS, TOKENS).tril(), torch.ones(TOKENS, 1)).float()
+    return places >= places.T
+
+
 DROPPED = {
     "causal": causal,
     "of positions": of_positions,
@@ -94,6 +125,12 @@ DROPPED = {
     "of ones": of_ones,
 }
 KEPT = {"window": window, "of the input": of_the_input, "drawn": drawn, "written": written, "of bias": of_bias}
+KEPT |= {
+    "written in vmap": written_in_vmap,
+    "written by numpy": written_by_numpy,
+    "written out of sight": written_out_of_sight,
+    "rounded by autocast": rounded_by_autocast,
+}
 KEPT |= {"by vmap of the input": by_vmap_of_the_input, "written by the input": written_by_the_input}
 
 
@@ -163,3 +200,64 @@ def test_a_mask_of_two_attentions_is_read_once_and_stays_where_something_else_re
 
 def test_without_its_mask_an_attention_is_fused():
     assert stats_of(attended(of_positions), torch.randn(2, 2, TOKENS, 16)).matches == {"attention": 1}
+
+
+CALLS = []
+
+
+@torch.library.custom_op("kitsune_test::window", mutates_args=())
+def windowed(tokens: int) -> torch.Tensor:
+    """Another mask at its second call."""
+    CALLS.append(tokens)
+    return torch.ones(tokens, tokens, dtype=torch.bool).tril().triu(-3 if len(CALLS) > 1 else -tokens)
+
+
+@windowed.register_fake
+def _(tokens):
+    return torch.ones(tokens, tokens, dtype=torch.bool)
+
+
+def test_an_operator_of_the_users_own_is_called_in_every_step():
+    CALLS.clear()
+    torch._dynamo.reset()
+    _, count, _ = dropped(attended(lambda x: torch.ops.kitsune_test.window(TOKENS)))
+    assert (count, len(CALLS)) == (0, 1)
+
+
+def test_what_nothing_reads_but_has_an_effect_stays():
+    stat = torch.zeros(TOKENS)
+
+    def run(x):
+        torch.cumsum(x[0, 0, :, 0], 0, out=stat)
+        torch.ops.aten._assert_async.msg(x.sum() < 1e9, "too large")
+        return F.scaled_dot_product_attention(x, x, x, causal(x)) + stat[:, None]
+
+    result, count, left = dropped(run)
+    assert count == 1
+    torch.testing.assert_close(result, run(Q))
+    assert stat.any() and any("_assert_async" in str(node.target) for node in left)
+
+
+def test_beside_levels_that_are_not_known_a_mask_stays():
+    def run(x):
+        mask = by_vmap(x)[None, None]
+        return F.scaled_dot_product_attention(torch.vmap(lambda row: row * 2)(x), x, x, mask)
+
+    torch._dynamo.reset()
+    counts, x = [], Q.clone()
+    torch._dynamo.mark_dynamic(x, 0)
+
+    def backend(graph, _):
+        counts.append(drop_constant_masks(graph))
+        return graph
+
+    torch.testing.assert_close(torch.compile(run, backend=backend)(x), run(Q))
+    assert len(counts) == 1
+
+
+def test_within_the_gradient_of_a_function_a_mask_stays_right():
+    def run(x):
+        return torch.func.grad(lambda y: F.scaled_dot_product_attention(y, x, x, by_vmap(x)[None, None]).sum())(x)
+
+    result, _, _ = dropped(run)
+    torch.testing.assert_close(result, run(Q))

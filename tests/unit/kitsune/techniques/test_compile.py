@@ -1,5 +1,6 @@
 """What is compiled for one plan is found by the same plan only: forward and backward, in torch's caches on disk."""
 
+import copy
 import functools
 import logging
 
@@ -11,7 +12,7 @@ from torch._dynamo import config
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kitsune.capture.compile_isolation import leave_out_repeated_logs
+from kitsune.capture.compile_isolation import without_repeated_logs
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques.compile import Inductor
@@ -133,6 +134,9 @@ def warned(logger, message):
     logger.warning(message)
 
 
+warned.__module__ = "transformers.utils.logging"
+
+
 class Logging(nn.Module):
     """As the models of Hugging Face, it logs some messages once."""
 
@@ -164,10 +168,20 @@ def test_a_message_that_is_logged_once_does_not_break_the_graph(monkeypatch, cap
     assert not [record.message for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_what_a_user_leaves_out_of_the_graph_stays_left_out(monkeypatch):
-    monkeypatch.setattr(logging.Logger, "warning_once", functools.lru_cache(warned), raising=False)
-    with config.patch(ignore_logger_methods={logging.Logger.info}):
-        for _ in range(2):
-            leave_out_repeated_logs()
-            assert logging.Logger.info in config.ignore_logger_methods
-            assert logging.Logger.warning_once in config.ignore_logger_methods
+def test_what_a_user_leaves_out_of_the_graph_stays_left_out_and_ours_is_taken_back(monkeypatch):
+    once = functools.lru_cache(warned)
+    monkeypatch.setattr(logging.Logger, "warning_once", once, raising=False)
+    monkeypatch.setattr(logging.Logger, "seen_once", set(), raising=False)
+    monkeypatch.setattr(logging.Logger, "first_once", lambda self, message: message, raising=False)
+    users = {logging.Logger.info}
+    with config.patch(ignore_logger_methods=users):
+        one, other = without_repeated_logs(), without_repeated_logs()
+        for block in (one, other):
+            block.__enter__()
+            assert once in config.ignore_logger_methods and logging.Logger.info in config.ignore_logger_methods
+            assert logging.Logger.first_once not in config.ignore_logger_methods
+            assert list(config.ignore_logger_methods) == list(copy.deepcopy(config.ignore_logger_methods)) == [*users]
+        one.__exit__(None, None, None)
+        assert once in config.ignore_logger_methods
+        other.__exit__(None, None, None)
+        assert config.ignore_logger_methods == users and type(config.ignore_logger_methods) is set

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch._inductor.exc import InductorError
 
 from kitsune.capture.program_cache import PATIENCE
 from kitsune.knobs import clashes
@@ -61,6 +62,25 @@ def test_a_loop_of_the_users_own_trains_as_before(dropped):
     optimizer.close()
     torch.testing.assert_close(losses, plain_losses(BATCHES))
     assert dropped == [1, 0]
+
+
+def test_a_loop_goes_on_with_its_mask_when_the_compiler_fails(monkeypatch):
+    def fail(*_, **__):
+        raise InductorError(RuntimeError("no compiler"), None)
+
+    monkeypatch.setattr(torch._inductor, "compile", fail)
+    model = Language()
+    optimizer = KitsuneOptimizer(sgd(model.parameters()), plan=Plan.by_hand(compile="default", masks="dropped"))
+    losses = []
+    for batch in BATCHES[:3]:
+        optimizer.zero_grad()
+        loss = model(**batch)["loss"]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    assert "compile" in optimizer.report.declined
+    optimizer.close()
+    torch.testing.assert_close(losses, plain_losses(BATCHES[:3]))
 
 
 def test_parts_of_a_batch_have_a_mask_of_their_size(dropped):

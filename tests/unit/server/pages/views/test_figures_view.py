@@ -231,7 +231,13 @@ def test_what_the_budget_had_no_time_for_is_told_with_its_time():
     run, trials, _ = stories.with_a_gain(budget_trials=None, budget_s=300.0)
     found = untried_view(run, trials, None)
     assert found is not None
-    ours = {"weights": "bf16_copies", "activations": "bf16", "fusion": "kitsune", "update": "kitsune"}
+    ours = {
+        "weights": "bf16_copies",
+        "activations": "bf16",
+        "masks": "dropped",
+        "fusion": "kitsune",
+        "update": "kitsune",
+    }
     fused = words_of_knobs({**stories.BEST, **ours, "streams": 4})
     assert fused in {row.knobs for row in found.rows}
     assert found.sentence.startswith("The budget had no time to measure these. They take about ")
