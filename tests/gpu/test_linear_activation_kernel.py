@@ -129,7 +129,7 @@ def test_what_is_beyond_the_last_row_is_left_alone(device, shape):
     dh, sums = kernel.backward(dy, w2, slopes)
     whole, _ = kernel.backward(torch.cat((dy, dy)), w2, torch.cat((slopes, slopes)))
     assert torch.equal(whole[:rows], dh) and torch.equal(whole[rows:], dh)
-    torch.testing.assert_close(sums.sum(0), dh.float().sum(0), rtol=1e-2, atol=0.1)
+    torch.testing.assert_close(sums.sum(0), dh.float().sum(0), rtol=1e-2, atol=0.3)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
