@@ -23,7 +23,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def dropped(monkeypatch):
-    """Of how many attentions masks were left out, in each graph that was compiled."""
+    """Of how many attentions masks were left out, in each graph that Inductor was given; it returns them as they are."""
+    monkeypatch.setattr(torch._inductor, "compile", lambda graph, _, **__: graph)
     counts, real = [], technique.drop_constant_masks
 
     def counted(graph):
