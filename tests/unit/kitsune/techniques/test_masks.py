@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def dropped(monkeypatch):
-    """Of how many attentions masks were left out, in each graph that Inductor was given; it returns them as they are."""
+    """Of how many attentions masks were left out, in each graph for Inductor, which here returns it as it is."""
     monkeypatch.setattr(torch._inductor, "compile", lambda graph, _, **__: graph)
     counts, real = [], technique.drop_constant_masks
 
