@@ -29,7 +29,7 @@ from kitsune.runtime.report import Report
 from kitsune.techniques import Build, facts_of
 from kitsune.update.optimizer_update import Update
 from kitsune.update.update_graph import UpdateGraph
-from kitsune.workload import LossFn, call_model, check_optimizer, check_types, device_of, loss_of
+from kitsune.workload import LossFn, as_arguments, call_model, check_optimizer, check_types, device_of, loss_of
 
 Program = EagerStep | StepGraph
 
@@ -106,6 +106,7 @@ class TrainStep:
 
     def __call__(self, x: Any, y: Any = None) -> torch.Tensor:
         """Runs one step on a batch, on any device, and returns the detached loss, a scalar on the model's device."""
+        x = as_arguments(x)
         batch = (with_open_masks(x) if self._applied.build.asks_for_masks else x, y)
         program = self._guards.check(batch)
         if program is not None:

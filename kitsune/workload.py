@@ -1,7 +1,7 @@
 """Workload: model, loss, optimizer and example batch of a training step, and how the loss of a batch is computed."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ class Workload:
     """One training step, as the user wrote it.
 
     `batch = (x, y)` and the loss is `loss_fn(model(x), y)`; `x` is a tensor, a tuple (positional arguments) or a dict
-    (keyword arguments). `loss_fn=None` when the model returns its loss itself: a tensor, or an object with `.loss`.
+    (keyword arguments), also one of another class, such as transformers' BatchEncoding. `loss_fn=None` when the model returns its loss itself: a tensor, or an object with `.loss`.
 
     `batches`, which `kitsune verify` trains on: many pairs like `batch`, of the same shapes. An iterable that can be
     iterated again, or a function of a seed that returns one, the same for the same seed.
@@ -40,6 +40,8 @@ class Workload:
         check_types(self.model, self.loss_fn, self.optimizer)
         if not isinstance(self.batch, tuple) or len(self.batch) != 2:
             raise WorkloadError("batch must be a pair (x, y); y may be None when the model returns its loss itself")
+        x, y = self.batch
+        object.__setattr__(self, "batch", (as_arguments(x), y))
         if not batch_tensors(self.batch):
             raise WorkloadError("batch holds no tensor")
         check_batches(self.batches)
@@ -92,6 +94,11 @@ def device_of(model: torch.nn.Module) -> torch.device:
     return devices.pop()
 
 
+def as_arguments(x: Any) -> Any:
+    """A mapping that is no dict as a dict, in which tensors are found; anything else as it is."""
+    return dict(x) if isinstance(x, Mapping) and not isinstance(x, dict) else x
+
+
 def call_model(model: Callable[..., Any], x: Any) -> Any:
     """model(x), model(*x) or model(**x), by the type of x."""
     if isinstance(x, dict):
@@ -142,4 +149,9 @@ def shapes_of(x: Any) -> str:
 
 
 def move_batch(batch: Any, device: torch.device | str) -> Any:
-    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, Mapping):
+            return move_batch(as_arguments(leaf), device)
+        return leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf
+
+    return pytree.tree_map(moved, batch)

@@ -1,13 +1,17 @@
 """TrainStep on a CPU: what tests/contracts/step does not cover, with the CPU twin of captured graphs."""
 
 import time
+from collections import UserDict
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
-from kitsune import Plan, TrainStep
+from kitsune import Plan, TrainStep, Workload
 from kitsune.errors import SettingsError, WorkloadError
 from kitsune.techniques.prefetch import NO_LOADER
+from kitsune.workload import move_batch
 from tests.step_cases import capturing_cpu
 
 
@@ -61,3 +65,31 @@ def test_a_loader_comes_ahead_of_its_steps_as_the_plan_says(ahead, first):
     assert len(taken) == first
     assert all(step(*batch).isfinite() for batch in (batch, *batches))
     assert len(taken) == 8
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, data, labels):
+        return F.cross_entropy(self.layer(data), labels)
+
+
+def test_arguments_may_come_in_a_mapping_of_another_class():
+    """As transformers' BatchEncoding is, which data collators return."""
+    batches = [UserDict(data=torch.randn(16, 8), labels=torch.randint(4, (16,))) for _ in range(3)]
+    model, twin = Named(), Named()
+    twin.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    workload = Workload(model, None, torch.optim.SGD(model.parameters(), lr=0.1), (batches[0], None))
+    assert workload.batch == (dict(batches[0]), None)
+    assert move_batch((batches[0], None), "meta")[0]["data"].is_meta
+    with TrainStep(model, None, workload.optimizer) as step:
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = twin(**batch)
+            loss.backward()
+            optimizer.step()
+            torch.testing.assert_close(step(batch), loss.detach())
+    torch.testing.assert_close(model.layer.weight, twin.layer.weight)
