@@ -21,8 +21,9 @@ Batches = Iterable[Batch] | Callable[[int], Iterable[Batch]]
 class Workload:
     """One training step, as the user wrote it.
 
-    `batch = (x, y)` and the loss is `loss_fn(model(x), y)`; `x` is a tensor, a tuple (positional arguments) or a dict
-    (keyword arguments), also one of another class, such as transformers' BatchEncoding. `loss_fn=None` when the model returns its loss itself: a tensor, or an object with `.loss`.
+    `batch = (x, y)` and the loss is `loss_fn(model(x), y)`; `x` is a tensor, a tuple (positional arguments) or a
+    mapping (keyword arguments), such as a dict or transformers' BatchEncoding. `loss_fn=None` when the model returns its
+    loss itself: a tensor, or an object with `.loss`.
 
     `batches`, which `kitsune verify` trains on: many pairs like `batch`, of the same shapes. An iterable that can be
     iterated again, or a function of a seed that returns one, the same for the same seed.
