@@ -22,7 +22,7 @@ class Workload:
     """One training step, as the user wrote it.
 
     `batch = (x, y)` and the loss is `loss_fn(model(x), y)`; `x` is a tensor, a tuple (positional arguments) or a
-    mapping (keyword arguments), such as a dict or transformers' BatchEncoding. `loss_fn=None` when the model returns its
+    mapping (keyword arguments), such as a dict or a BatchEncoding. `loss_fn=None` when the model returns its
     loss itself: a tensor, or an object with `.loss`.
 
     `batches`, which `kitsune verify` trains on: many pairs like `batch`, of the same shapes. An iterable that can be
