@@ -17,7 +17,8 @@ from tuner.search.proposal import Proposal
 from tuner.search.space import Configuration, Item, Space
 from tuner.search.strategy import costs, descent, modelled, proposals, propose
 
-EVERYTHING = Space.of()
+#: But for masks, which most batches do not have: half as many configurations.
+EVERYTHING = Space.of({"masks=dropped": "the batch has no attention_mask"})
 SMALL = Space.of(
     {
         f"{name}={choice}": "not here"
@@ -63,7 +64,7 @@ def distinct(trials: list[Trial]) -> int:
 
 
 def test_regret_after_few_trials_and_after_many() -> None:
-    """Mean of 10 surfaces; of 14 others 8.7 % after 25, and 8.1 without the knob masks."""
+    """Mean of 10 surfaces; of 14 others 8.1 % after 25, and 8.7 with the knob masks."""
     ours: dict[int, list[float]] = {9: [], 12: [], 25: []}
     by_chance, every = [], list(EVERYTHING.configurations())
     for seed in range(10):
@@ -75,7 +76,7 @@ def test_regret_after_few_trials_and_after_many() -> None:
         by_chance.append(optimum / speedup_of_best(surface, replay(surface, chance, 25, seed)) - 1)
     assert mean(ours[9]) < 0.48
     assert mean(ours[12]) < 0.31
-    assert mean(ours[25]) < 0.12
+    assert mean(ours[25]) < 0.08
     assert mean(ours[25]) < mean(by_chance) / 3
 
 

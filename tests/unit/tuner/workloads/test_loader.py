@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kitsune.errors import ArchiveError, KitsuneError, UnfitError, WorkloadError
@@ -77,6 +77,7 @@ def test_form_decides_the_source(spec: str, source: WorkloadSource) -> None:
 names = st.text() | st.builds("{}{}{}".format, st.sampled_from(["zoo:", "zoo:mlp?", "./", ""]), st.text(), endings)
 
 
+@settings(max_examples=20)  # of the forms that are found to be a zoo model, each is loaded
 @given(names)
 def test_any_text_raises_nothing_but_errors_of_ours(spec: str) -> None:
     with contextlib.suppress(KitsuneError):
