@@ -19,7 +19,7 @@ class Masks(Technique):
         build.asks_for_masks = True
 
     def blames(self, error: BaseException) -> bool:
-        return raised_in(error, "kitsune/fusion/masks") or raised_in(error, "kitsune/open_masks")
+        return raised_in(error, "kitsune/open_masks")
 
 
 TECHNIQUE = Masks()
