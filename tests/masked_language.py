@@ -36,13 +36,19 @@ def batch_of(padded: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.roll(-1, 1)}
 
 
-def plain_losses(batches: list[dict[str, torch.Tensor]], device: str = "cpu") -> list[torch.Tensor]:
-    model = Language().to(device)
-    optimizer, losses = sgd(model.parameters()), []
+def losses_of_a_loop(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[dict[str, torch.Tensor]]
+) -> list[torch.Tensor]:
+    losses = []
     for batch in batches:
         optimizer.zero_grad()
         loss = model(**batch)["loss"]
         loss.backward()
         optimizer.step()
-        losses.append(loss.detach())
+        losses.append(loss.detach().clone())
     return losses
+
+
+def plain_losses(batches: list[dict[str, torch.Tensor]], device: str = "cpu") -> list[torch.Tensor]:
+    model = Language().to(device)
+    return losses_of_a_loop(model, sgd(model.parameters()), batches)

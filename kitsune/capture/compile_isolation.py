@@ -25,8 +25,8 @@ def own_code(function: Callable[..., Any], otherwise: Callable[[], None] | None 
 
 
 class Unlisted(set[Any]):
-    """Functions of which it shows only those of the user. Torch 2.11 writes its settings to a log as JSON, and logs an
-    error where it finds functions."""
+    """A set of functions that iterates over the user's own only. Torch 2.11 writes its settings to a log as JSON, and
+    logs an error where it finds functions."""
 
     def __init__(self, users: Iterable[Any]) -> None:
         self._users = tuple(users)

@@ -109,7 +109,8 @@ class Inductor:
         sole_outputs = self._sole_outputs if is_whole(graph) else None
         if self._rewrite is not None:
             graph = self._rewrite(graph)
-        drop_constant_masks(graph)
+        else:  # a rewrite does that as well
+            drop_constant_masks(graph)
         merge_counters(graph)
         if self._rounded_to is not None:
             round_activations(graph, self._rounded_to)

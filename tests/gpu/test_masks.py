@@ -5,7 +5,7 @@ import torch
 
 from kitsune import KitsuneOptimizer, Plan, TrainStep
 from kitsune.techniques import compile as technique
-from tests.masked_language import Language, batch_of, plain_losses
+from tests.masked_language import Language, batch_of, losses_of_a_loop, plain_losses
 from tests.step_cases import sgd
 
 #: Padded batches become frequent, and then have a graph of their own.
@@ -41,13 +41,8 @@ def test_a_loop_of_the_users_own_trains_as_before(device):
     wanted = plain_losses(given, device)
     model = Language().to(device)
     chosen = Plan.by_hand(compile="default", masks="dropped", capture="segments")
-    optimizer, losses = KitsuneOptimizer(sgd(model.parameters()), plan=chosen), []
-    for batch in given:
-        optimizer.zero_grad()
-        loss = model(**batch)["loss"]
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach().clone())
+    optimizer = KitsuneOptimizer(sgd(model.parameters()), plan=chosen)
+    losses = losses_of_a_loop(model, optimizer, given)
     assert optimizer.counts["captured"] > 0
     optimizer.close()
     torch.testing.assert_close(losses, wanted, rtol=1e-4, atol=1e-5)

@@ -14,7 +14,7 @@ from kitsune.step import TrainStep
 from kitsune.techniques import compile as technique
 from kitsune.techniques import facts_of, observed_facts, why_not
 from kitsune.workload import Workload
-from tests.masked_language import ROWS, TOKENS, Language, batch_of, plain_losses
+from tests.masked_language import ROWS, TOKENS, Language, batch_of, losses_of_a_loop, plain_losses
 from tests.step_cases import sgd
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inside of torch's compiler
@@ -53,13 +53,7 @@ def test_a_step_trains_as_before_on_full_and_on_padded_batches(dropped, choice):
 def test_a_loop_of_the_users_own_trains_as_before(dropped):
     model = Language()
     optimizer = KitsuneOptimizer(sgd(model.parameters()), plan=Plan.by_hand(compile="default", masks="dropped"))
-    losses = []
-    for batch in BATCHES:
-        optimizer.zero_grad()
-        loss = model(**batch)["loss"]
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+    losses = losses_of_a_loop(model, optimizer, BATCHES)
     optimizer.close()
     torch.testing.assert_close(losses, plain_losses(BATCHES))
     assert dropped == [1, 0]
@@ -72,13 +66,7 @@ def test_a_loop_goes_on_with_its_mask_when_the_compiler_fails(monkeypatch):
     monkeypatch.setattr(torch._inductor, "compile", fail)
     model = Language()
     optimizer = KitsuneOptimizer(sgd(model.parameters()), plan=Plan.by_hand(compile="default", masks="dropped"))
-    losses = []
-    for batch in BATCHES[:3]:
-        optimizer.zero_grad()
-        loss = model(**batch)["loss"]
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+    losses = losses_of_a_loop(model, optimizer, BATCHES[:3])
     assert "compile" in optimizer.report.declined
     optimizer.close()
     torch.testing.assert_close(losses, plain_losses(BATCHES[:3]))
