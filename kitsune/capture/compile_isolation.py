@@ -30,19 +30,18 @@ class Unlisted(set[Any]):
 
     def __init__(self, users: Iterable[Any]) -> None:
         self._users = tuple(users)
-        self.blocks = 0
+        self.holders = 0
         super().__init__(self._users)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._users)
 
 
-@contextlib.contextmanager
-def without_repeated_logs() -> Iterator[None]:
-    """In the block torch.compile leaves out those methods of loggers by which transformers logs a message once.
+def leave_out_repeated_logs(undo: contextlib.ExitStack) -> None:
+    """Until `undo`, torch.compile leaves out those methods of loggers by which transformers logs a message once.
 
     Otherwise each breaks the graph in two. GPT2LMHeadModel of transformers 5 calls one between its last layer and its
-    loss, so its logits, 0.4 GiB for 8 sequences of 512, leave the first graph. Blocks may overlap.
+    loss, so its logits, 0.4 GiB for 8 sequences of 512, leave the first graph. Several may be in force.
     """
     config: Any = torch._dynamo.config
     left_out = config.ignore_logger_methods
@@ -51,13 +50,15 @@ def without_repeated_logs() -> Iterator[None]:
     left_out.update(
         method for name, method in vars(logging.Logger).items() if name.endswith("_once") and is_of_transformers(method)
     )
-    left_out.blocks += 1
-    try:
-        yield
-    finally:
-        left_out.blocks -= 1
-        if not left_out.blocks and config.ignore_logger_methods is left_out:
-            config.ignore_logger_methods = set(iter(left_out))
+    left_out.holders += 1
+    undo.callback(give_back, left_out)
+
+
+def give_back(left_out: Unlisted) -> None:
+    config: Any = torch._dynamo.config
+    left_out.holders -= 1
+    if not left_out.holders and config.ignore_logger_methods is left_out:
+        config.ignore_logger_methods = set(iter(left_out))
 
 
 def is_of_transformers(function: Any) -> bool:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import kitsune.fusion
 from kitsune.autograd.half_weights import HalfWeights
 from kitsune.autograd.sole_outputs import SoleOutputs, has_unaligned_head
-from kitsune.capture.compile_isolation import own_code, without_repeated_logs
+from kitsune.capture.compile_isolation import leave_out_repeated_logs, own_code
 from kitsune.fusion import tied_gradients
 from kitsune.fusion.cache_key import cache_options
 from kitsune.fusion.counters import merge_counters
@@ -42,7 +42,7 @@ class Compile(Technique):
         return facts.compiler
 
     def apply(self, choice: Choice, build: Build) -> None:
-        build.undo.enter_context(without_repeated_logs())
+        leave_out_repeated_logs(build.undo)
         build.hides_hooks = build.frees_activations = build.is_specialised = True
         forward, rewrite = build.forward, None
         if build.fusion is not None and build.unfused is not None:

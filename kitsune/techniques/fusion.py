@@ -8,7 +8,7 @@ import torch
 
 import kitsune.fusion
 from kitsune.autograd.hooks import Hooks
-from kitsune.capture.compile_isolation import own_code, without_repeated_logs
+from kitsune.capture.compile_isolation import leave_out_repeated_logs, own_code
 from kitsune.fusion.config import FusionConfig
 from kitsune.knobs import Choice
 from kitsune.techniques.technique import Build, Facts, Technique, is_of_dynamo, raised_in
@@ -22,7 +22,7 @@ class Fusion(Technique):
 
     def apply(self, choice: Choice, build: Build) -> None:
         """Rewrites the forward without Inductor. If `compile` is applied later, it starts from `build.unfused`."""
-        build.undo.enter_context(without_repeated_logs())
+        leave_out_repeated_logs(build.undo)
         build.fusion = engine = kitsune.fusion.FusionEngine(config_of(choice, build.fusion_config))
         build.unfused = build.forward
 

@@ -1,5 +1,6 @@
 """What is compiled for one plan is found by the same plan only: forward and backward, in torch's caches on disk."""
 
+import contextlib
 import copy
 import functools
 import logging
@@ -12,7 +13,7 @@ from torch._dynamo import config
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kitsune.capture.compile_isolation import without_repeated_logs
+from kitsune.capture.compile_isolation import leave_out_repeated_logs
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques.compile import Inductor
@@ -175,13 +176,13 @@ def test_what_a_user_leaves_out_of_the_graph_stays_left_out_and_ours_is_taken_ba
     monkeypatch.setattr(logging.Logger, "first_once", lambda self, message: message, raising=False)
     users = {logging.Logger.info}
     with config.patch(ignore_logger_methods=users):
-        one, other = without_repeated_logs(), without_repeated_logs()
-        for block in (one, other):
-            block.__enter__()
+        one, other = contextlib.ExitStack(), contextlib.ExitStack()
+        for undo in (one, other):
+            leave_out_repeated_logs(undo)
             assert once in config.ignore_logger_methods and logging.Logger.info in config.ignore_logger_methods
             assert logging.Logger.first_once not in config.ignore_logger_methods
             assert list(config.ignore_logger_methods) == list(copy.deepcopy(config.ignore_logger_methods)) == [*users]
-        one.__exit__(None, None, None)
+        one.close()
         assert once in config.ignore_logger_methods
-        other.__exit__(None, None, None)
+        other.close()
         assert config.ignore_logger_methods == users and type(config.ignore_logger_methods) is set
