@@ -121,7 +121,7 @@ class Observer(TorchDispatchMode):
             return func(*args, **named)
         if func.namespace == "prim" or any(issubclass(each, FakeTensor) for each in types):
             return func(*args, **named)  # tracing within the step: nothing is launched
-        if is_composite(func):
+        if is_composite(func, self._device):
             with self:
                 return func.decompose(*args, **named)
         if is_view_of_storage(func, args):
@@ -286,9 +286,16 @@ def is_written(argument: Any) -> bool:
     return argument.alias_info is not None and bool(argument.alias_info.is_write)
 
 
-def is_composite(func: Any) -> bool:
-    """Whether it decomposes into other operations, which are recorded in its place. Seen under inference_mode only."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+def is_composite(func: Any, device: torch.device) -> bool:
+    """Whether it decomposes into other operations, which are recorded in its place. Seen under inference_mode only.
+
+    A few operations, the backward of SiLU among them, also have a kernel of the device's own, which is what runs.
+    """
+    return has_kernel(func, "CompositeImplicitAutograd") and not has_kernel(func, device.type.upper())
+
+
+def has_kernel(func: Any, dispatch_key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), dispatch_key))
 
 
 def is_view_of_storage(func: Any, args: Sequence[Any]) -> bool:

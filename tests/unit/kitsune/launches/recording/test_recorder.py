@@ -101,6 +101,13 @@ def test_memory_that_the_user_keeps_is_written_where_it_is():
     assert out.data_ptr() in {storage.data_ptr() for storage in recording.held.values()}
 
 
+@pytest.mark.parametrize(("layer", "its_backward"), [(nn.SiLU(), "silu_backward"), (nn.Mish(), "mish_backward")])
+def test_an_operation_that_has_a_kernel_is_recorded_as_it_is_though_it_could_decompose(layer, its_backward):
+    x = torch.randn(4, 8, requires_grad=True)
+    recording = recorded(lambda: torch.autograd.grad(layer(x).sum(), x)[0])
+    assert names(recording)[-1] == its_backward
+
+
 def test_random_numbers_are_told():
     recording = recorded(lambda: torch.native_dropout(torch.ones(4), 0.5, True)[0] + torch.rand(4))
     assert [launch.name for launch in recording.graph.launches if launch.draws] == ["native_dropout", "rand"]
