@@ -104,11 +104,11 @@ def test_algorithms_that_cudnn_picks_by_timing_are_those_of_the_launches_too(dev
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("knobs", [{"precision": "bf16", "capture": "step"}, {"precision": "fp16", "capture": "segments"}])
-def test_a_unet_is_planned(device, knobs):
+@pytest.mark.parametrize(("precision", "capture"), [("bf16", "step"), ("fp16", "segments")])
+def test_a_unet_is_planned(device, precision, capture):
     """Its SiLU was recorded as the operations that its backward could be decomposed into, and streams were declined."""
     workload = load_workload("benchmarks/workloads/ddpm_unet.py:make_workload", str(device))
-    knobs = {"layout": "channels_last", **knobs, "streams": 4}
+    knobs = {"layout": "channels_last", "precision": precision, "capture": capture, "streams": 4}
     step = TrainStep(workload.model, workload.loss_fn, workload.optimizer, Plan(knobs=knobs))
     for _ in range(8):
         step(*workload.batch)
