@@ -27,9 +27,11 @@ from kitsune.kernels.products import (
     Tiling,
     described,
     halves_of,
+    in_rows,
     launch,
     place_of,
     takes_turns,
+    tile_of,
     with_product,
 )
 
@@ -135,17 +137,19 @@ def forward(
         linear_activation_hopper.forward(x, weight, bias, a, slopes, kind)
     elif a.numel():
         high, wide, deep, pieces, *_ = FORWARD
+        right, is_transposed = in_rows(weight.t())
         launch(
             forward_kernel,
             FORWARD,
             a,
             x.shape[1],
             described(x, high, deep),
-            described(weight, wide, deep),
+            described(right, *((wide, deep) if is_transposed else (deep, wide))),
             bias,
             described(a, high, wide // pieces),
             described(slopes, high, wide // pieces),
             kind,
+            is_transposed,
         )
     return a, slopes
 
@@ -168,16 +172,18 @@ def backward(dy: torch.Tensor, weight: torch.Tensor, slopes: torch.Tensor) -> tu
         linear_activation_hopper.backward(dy, weight, slopes, dh, sums)
     elif dh.numel():
         high, wide, deep, pieces, *_ = BACKWARD
+        right, is_transposed = in_rows(weight)
         launch(
             backward_kernel,
             BACKWARD,
             dh,
             dy.shape[1],
             described(dy, high, deep),
-            described(weight, deep, wide),
+            described(right, *((wide, deep) if is_transposed else (deep, wide))),
             described(slopes, high, wide // pieces),
             described(dh, high, wide // pieces),
             sums,
+            is_transposed,
         )
     return dh, sums
 
@@ -201,11 +207,12 @@ def _(dy: Shape, weight: Shape, *_: Any, **__: Any) -> int:
 @triton.jit(do_not_specialize=["rows", "programs"])
 def forward_kernel(
     x,
-    weight,
+    right,
     bias,
     a,
     slopes,
     KIND: tl.constexpr,
+    IS_TRANSPOSED: tl.constexpr,
     rows,
     columns,
     inner,
@@ -223,7 +230,8 @@ def forward_kernel(
         row, column = place_of(tile, rows, columns, HIGH, WIDE)
         total = tl.zeros((HIGH, WIDE), dtype=tl.float32)
         for step in range(tl.cdiv(inner, DEEP)):
-            total = with_product(total, x.load([row, step * DEEP]), weight.load([column, step * DEEP]).T)
+            at = step * DEEP
+            total = with_product(total, x.load([row, at]), tile_of(right, at, column, IS_TRANSPOSED))
         stored += programs
         row, column = place_of(stored, rows, columns, HIGH, WIDE)
         store_results(total, bias, a, slopes, row, column, columns, KIND, WIDE, PIECES)
@@ -250,10 +258,11 @@ def store_results(
 @triton.jit(do_not_specialize=["rows", "programs"])
 def backward_kernel(
     dy,
-    weight,
+    right,
     slopes,
     dh,
     sums,
+    IS_TRANSPOSED: tl.constexpr,
     rows,
     columns,
     inner,
@@ -267,7 +276,8 @@ def backward_kernel(
         row, column = place_of(tile, rows, columns, HIGH, WIDE)
         total = tl.zeros((HIGH, WIDE), dtype=tl.float32)
         for step in range(tl.cdiv(inner, DEEP)):
-            total = with_product(total, dy.load([row, step * DEEP]), weight.load([step * DEEP, column]))
+            at = step * DEEP
+            total = with_product(total, dy.load([row, at]), tile_of(right, at, column, IS_TRANSPOSED))
         store_gradients(total, slopes, dh, sums + row // HIGH * columns, row, column, columns, WIDE, PIECES)
 
 

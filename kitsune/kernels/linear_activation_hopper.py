@@ -10,6 +10,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kitsune.kernels.bias_activation import activated_with_slope
 from kitsune.kernels.ping_pong import (
@@ -21,7 +22,6 @@ from kitsune.kernels.ping_pong import (
     PIECES,
     SECOND,
     STAGES,
-    TRANSPOSED,
     WIDE,
     WORKER_REGISTERS,
     WORKER_WARPS,
@@ -38,7 +38,7 @@ from kitsune.kernels.ping_pong import (
     tiles_of,
     with_products,
 )
-from kitsune.kernels.products import halves_of, joined, place_of
+from kitsune.kernels.products import halves_of, in_rows, joined, place_of
 
 #: Activations with which the forward was measured to be faster than linear_activation's own. With "relu" the assembler
 #: would not let products overlap (C7514).
@@ -49,15 +49,17 @@ def forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, a: torch.Tensor, slopes: torch.Tensor, kind: str
 ) -> None:
     """Into `a` and `slopes` (rows, hidden) what `linear_activation.forward` returns."""
+    right, is_transposed = in_rows(weight.t())
     launch(
         forward_kernel,
         a,
         WIDE.value,
         read_in_tiles(x, HIGH.value, DEEP.value),
-        read_in_tiles(weight, WIDE.value, DEEP.value),
+        read_right(right, is_transposed),
         bias,
         *(stored_in_tiles(result, HIGH.value, PIECE.value) for result in (a, slopes)),
         kind,
+        is_transposed,
         x.shape[1],
     )
 
@@ -66,29 +68,37 @@ def backward(
     dy: torch.Tensor, weight: torch.Tensor, slopes: torch.Tensor, dh: torch.Tensor, sums: torch.Tensor
 ) -> None:
     """Into `dh` (rows, hidden) and `sums` (tiles, hidden) what `linear_activation.backward` returns."""
+    right, is_transposed = in_rows(weight)
     launch(
         backward_kernel,
         dh,
         WIDE.value,
         read_in_tiles(dy, HIGH.value, DEEP.value),
-        read_in_tiles(weight, DEEP.value, WIDE.value),
+        read_right(right, is_transposed),
         read_in_tiles(slopes, HIGH.value, PIECE.value),
         stored_in_tiles(dh, HIGH.value, PIECE.value),
         sums,
+        is_transposed,
         dy.shape[1],
     )
 
 
+def read_right(right: torch.Tensor, is_transposed: bool) -> TensorDescriptor:
+    """The right matrix of a product, or its transpose, in the tiles that `load_steps` loads."""
+    high, wide = (WIDE, DEEP) if is_transposed else (DEEP, WIDE)
+    return read_in_tiles(right, high.value, wide.value)
+
+
 @gluon.jit(do_not_specialize=["rows"])
-def forward_kernel(x, weight, bias, a, slopes, KIND: gl.constexpr, inner, rows, columns):
-    ring = ring_of(x, weight, STAGES)
+def forward_kernel(x, right, bias, a, slopes, KIND: gl.constexpr, IS_TRANSPOSED: gl.constexpr, inner, rows, columns):
+    ring = ring_of(x, right, STAGES)
     # Two buffers for each consumer: a piece of `a` and one of `slopes`.
     buffers = gl.allocate_shared_memory(a.dtype, [CONSUMERS * 2, HIGH, PIECE], a.layout)
     gl.warp_specialize(
         [
-            (forward_tiles, (FIRST, ring, bias, a, slopes, buffers, rows, columns, inner, KIND)),
-            (forward_tiles, (SECOND, ring, bias, a, slopes, buffers, rows, columns, inner, KIND)),
-            (load_tiles, (ring, x, weight, None, rows, columns, inner, WIDE, TRANSPOSED)),
+            (forward_tiles, (FIRST, ring, bias, a, slopes, buffers, rows, columns, inner, KIND, IS_TRANSPOSED)),
+            (forward_tiles, (SECOND, ring, bias, a, slopes, buffers, rows, columns, inner, KIND, IS_TRANSPOSED)),
+            (load_tiles, (ring, x, right, None, rows, columns, inner, WIDE, IS_TRANSPOSED)),
         ],
         WORKER_WARPS,
         WORKER_REGISTERS,
@@ -96,12 +106,24 @@ def forward_kernel(x, weight, bias, a, slopes, KIND: gl.constexpr, inner, rows, 
 
 
 @gluon.jit
-def forward_tiles(CONSUMER: gl.constexpr, ring, bias, a, slopes, buffers, rows, columns, inner, KIND: gl.constexpr):
+def forward_tiles(
+    CONSUMER: gl.constexpr,
+    ring,
+    bias,
+    a,
+    slopes,
+    buffers,
+    rows,
+    columns,
+    inner,
+    KIND: gl.constexpr,
+    IS_TRANSPOSED: gl.constexpr,
+):
     steps, programs = gl.cdiv(inner, DEEP), gl.num_programs(0)
     for tile in range(gl.program_id(0) + CONSUMER * programs, tiles_of(rows, columns, WIDE), CONSUMERS * programs):
         number = tile // programs
         row, column = place_of(tile, rows, columns, HIGH, WIDE)
-        total = with_products(start_of(bias, column, columns), ring, number, steps, CONSUMER, True)
+        total = with_products(start_of(bias, column, columns), ring, number, steps, CONSUMER, IS_TRANSPOSED)
         store_results(total, a, slopes, buffers, row, column, KIND, CONSUMER * 2, PIECES)
     tma.store_wait(0)
 
@@ -142,8 +164,8 @@ def rounded(total, KIND: gl.constexpr, DTYPE: gl.constexpr):
 
 
 @gluon.jit(do_not_specialize=["rows"])
-def backward_kernel(dy, weight, slopes, dh, sums, inner, rows, columns):
-    ring = ring_of(dy, weight, STAGES)
+def backward_kernel(dy, right, slopes, dh, sums, IS_TRANSPOSED: gl.constexpr, inner, rows, columns):
+    ring = ring_of(dy, right, STAGES)
     # For each consumer a tile of slopes, which becomes one of `dh` in its place.
     buffers = gl.allocate_shared_memory(dh.dtype, [CONSUMERS * PIECES, HIGH, PIECE], dh.layout)
     # `ready` and `free` are to a consumer's tile of slopes what `full` and `empty` are to a buffer. The producer waits
@@ -151,9 +173,9 @@ def backward_kernel(dy, weight, slopes, dh, sums, inner, rows, columns):
     store = (buffers, barriers_of(CONSUMERS), barriers_of(CONSUMERS))
     gl.warp_specialize(
         [
-            (backward_tiles, (FIRST, ring, store, dh, sums, rows, columns, inner)),
-            (backward_tiles, (SECOND, ring, store, dh, sums, rows, columns, inner)),
-            (backward_loads, (ring, store, dy, weight, slopes, rows, columns, inner)),
+            (backward_tiles, (FIRST, ring, store, dh, sums, rows, columns, inner, IS_TRANSPOSED)),
+            (backward_tiles, (SECOND, ring, store, dh, sums, rows, columns, inner, IS_TRANSPOSED)),
+            (backward_loads, (ring, store, dy, right, slopes, rows, columns, inner, IS_TRANSPOSED)),
         ],
         WORKER_WARPS,
         WORKER_REGISTERS,
@@ -161,14 +183,14 @@ def backward_kernel(dy, weight, slopes, dh, sums, inner, rows, columns):
 
 
 @gluon.jit
-def backward_tiles(CONSUMER: gl.constexpr, ring, store, dh, sums, rows, columns, inner):
+def backward_tiles(CONSUMER: gl.constexpr, ring, store, dh, sums, rows, columns, inner, IS_TRANSPOSED: gl.constexpr):
     buffers, ready, free = store
     steps, programs = gl.cdiv(inner, DEEP), gl.num_programs(0)
     for tile in range(gl.program_id(0) + CONSUMER * programs, tiles_of(rows, columns, WIDE), CONSUMERS * programs):
         number = tile // programs
         row, column = place_of(tile, rows, columns, HIGH, WIDE)
         total = gl.zeros([HIGH, WIDE], gl.float32, product_layout(WIDE))
-        total = with_products(total, ring, number, steps, CONSUMER, False)
+        total = with_products(total, ring, number, steps, CONSUMER, IS_TRANSPOSED)
         mbarrier.wait(ready.index(CONSUMER), number // CONSUMERS & 1)
         store_gradients(
             total, dh, buffers, sums + row // HIGH * columns, row, column, columns, CONSUMER * PIECES, PIECES
@@ -198,13 +220,13 @@ def store_gradients(total, dh, buffers, sums, row, column, columns, BUFFER: gl.c
 
 
 @gluon.jit
-def backward_loads(ring, store, dy, weight, slopes, rows, columns, inner):
+def backward_loads(ring, store, dy, right, slopes, rows, columns, inner, IS_TRANSPOSED: gl.constexpr):
     """The producer. Slopes are loaded after a tile's steps, since they are needed last."""
     steps, programs = gl.cdiv(inner, DEEP), gl.num_programs(0)
     for tile in range(gl.program_id(0), tiles_of(rows, columns, WIDE), programs):
         number = tile // programs
         row, column = place_of(tile, rows, columns, HIGH, WIDE)
-        load_steps(ring, dy, weight, None, row, column, number, steps, False)
+        load_steps(ring, dy, right, None, row, column, number, steps, IS_TRANSPOSED)
         load_slopes(store, slopes, row, column, number % CONSUMERS, number // CONSUMERS)
 
 

@@ -68,6 +68,15 @@ def readable(matrix: torch.Tensor) -> torch.Tensor:
     return matrix if is_aligned else matrix.clone(memory_format=torch.contiguous_format)
 
 
+def in_rows(right: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """(the matrix (inner, columns), False), or where its columns are contiguous (its transpose, True).
+
+    Kernels read either as it lies in memory: weights of linear layers, and of the Conv1D of GPT-2.
+    """
+    is_transposed = right.stride(0) < right.stride(1)
+    return (right.t(), True) if is_transposed else (right, False)
+
+
 def launch(kernel: Any, tiling: Tiling, result: torch.Tensor, inner: int, *given: Any) -> None:
     """Runs a kernel on as many programs as are resident at once, each of which computes tile after tile."""
     rows, columns = result.shape
@@ -94,6 +103,12 @@ def with_product(total, one, other):
     if IS_WIDENED:
         one, other = one.to(tl.float32), other.to(tl.float32)
     return tl.dot(one, other, total)
+
+
+@triton.jit
+def tile_of(right, at, column, IS_TRANSPOSED: tl.constexpr):
+    """The tile (inner, columns) there, of a matrix (inner, columns) or its transpose."""
+    return right.load([column, at]).T if IS_TRANSPOSED else right.load([at, column])
 
 
 @triton.jit

@@ -118,6 +118,18 @@ def test_large_results_in_bf16_are_computed_in_gluon(device, monkeypatch, has_bi
     assert len(launches) == 2
 
 
+@pytest.mark.parametrize("name", ["GPT-2", "BERT-base", "one row"])
+def test_transposed_weights_give_the_same_numbers(device, name):
+    """As the Conv1D of GPT-2 holds them."""
+    (x, w1, b1, w2, _), dy = draw(device, *SHAPES[name], torch.bfloat16)
+    turned_w1, turned_w2 = (weight.t().contiguous().t() for weight in (w1, w2))
+    a, slopes = kernel.forward(x, w1, b1, "gelu")
+    wanted = a, slopes, *kernel.backward(dy, w2, slopes)
+    got = *kernel.forward(x, turned_w1, b1, "gelu"), *kernel.backward(dy, turned_w2, slopes)
+    for one, other in zip(got, wanted, strict=True):
+        assert error(one, other) < 3e-3
+
+
 @pytest.mark.parametrize("shape", RAGGED)
 def test_what_is_beyond_the_last_row_is_left_alone(device, shape):
     (x, w1, b1, w2, _), dy = draw(device, *shape, torch.bfloat16)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kitsune.kernels import linear_activation as kernel
+from kitsune.kernels import products
 from kitsune.kernels.bias_activation import KINDS
 from kitsune.kernels.launch import DTYPES, IS_INTERPRETED
 from kitsune.kernels.linear_activation import mlp, reference
@@ -54,6 +55,18 @@ def check(tensors, kind="gelu"):
     for one, right in zip(ours, exact, strict=True):
         assert (one.dtype, one.shape) == (tensors[0].dtype, right.shape)
         assert (one.double() - right).norm() <= TOLERANCES[one.dtype] * right.norm()
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_weights_of_either_layout_are_read_as_they_lie(device, no_way_out, monkeypatch, is_transposed):
+    """Those of the Conv1D of GPT-2 are transposed."""
+    x, w1, b1, w2, b2 = draw(device, 70, 40, 48, 24)
+    if is_transposed:
+        w1, w2 = (weight.detach().t().contiguous().t().requires_grad_() for weight in (w1, w2))
+    read = []
+    monkeypatch.setattr(products, "readable", lambda matrix: read.append(matrix.is_contiguous()) or matrix)
+    mlp(x, w1, b1, w2, b2, "gelu").square().sum().backward()
+    assert len(read) == 8 and all(read)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
