@@ -168,8 +168,10 @@ def place(value: Any, device: torch.device, memory_format: torch.memory_format |
     """The batch on the device, 4-d tensors in the memory format. Tensors that already fit are not copied."""
     if isinstance(value, torch.Tensor):
         return _placed(value, device, memory_format)
-    if type(value) is tuple:  # most batches: pytree takes 20 us
-        return tuple(place(item, device, memory_format) for item in value)
+    if type(value) is tuple:  # most batches are tuples and dicts: pytree takes 15 us
+        return tuple([place(item, device, memory_format) for item in value])
+    if type(value) is dict:
+        return {key: place(item, device, memory_format) for key, item in value.items()}
     return pytree.tree_map(lambda leaf: _placed(leaf, device, memory_format), value)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kitsune.knobs import Choice
@@ -32,18 +33,17 @@ def promising(
     """Configurations by expected improvement, highest first, down to the minimum that is worth a trial.
 
     `costs`: log of the relative step time of each trial; at least one trial. `pending` trials are assumed to end as
-    predicted, so that nearly equal configurations are not proposed while they run. 8 208 configurations take 15 ms.
+    predicted, so that nearly equal configurations are not proposed while they run. 70 000 configurations take 40 ms.
     """
-    grid = Grid(space)
+    grid = space.grid()
     tried = np.array([grid.row(knobs) for knobs, _ in costs])
     logs = np.array([cost for _, cost in costs])
     variances = ERROR_SD**2 * np.exp((logs - logs.min()) / NEAR)
     running = np.array([grid.row(knobs) for knobs in pending]).reshape(len(pending), tried.shape[1])
     effects, covariance = regression(tried, logs, variances, running)
     gains = improvement(grid.rows @ effects, deviations(grid.rows, covariance), logs.min())
-    for number in np.argsort(-gains, kind="stable"):
-        if gains[number] < WORTH:
-            return
+    worthy = np.flatnonzero(gains >= WORTH)
+    for number in worthy[np.argsort(-gains[worthy], kind="stable")]:
         yield grid.knobs(int(number))
 
 
@@ -66,46 +66,7 @@ def deviations(rows: Matrix, covariance: Matrix) -> Vector:
 def improvement(means: Vector, deviations: Vector, best: float) -> Vector:
     """Expected improvement of each configuration over `best`, in log time."""
     z = (best - means) / deviations
-    cumulative = 0.5 * np.fromiter(map(math.erfc, -z / math.sqrt(2)), float, len(z))
+    cumulative = 0.5 * torch.special.erfc(torch.from_numpy(-z / math.sqrt(2))).numpy()
     density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     found: Vector = (best - means) * cumulative + deviations * density
     return found
-
-
-class Grid:
-    """Design matrix of all allowed configurations: a column of ones, then a 0/1 column per choice except defaults."""
-
-    def __init__(self, space: Space) -> None:
-        self._searchable = space.searchable()
-        sizes = [len(choices) for choices in self._searchable.values()]
-        chosen = np.indices(sizes, dtype=np.int8).reshape(len(sizes), math.prod(sizes))
-        self._chosen = chosen[:, ~self._clashing(space, chosen)]
-        columns = [here == number for here, size in zip(self._chosen, sizes, strict=True) for number in range(1, size)]
-        self.rows: Matrix = np.stack([np.ones(self._chosen.shape[1]), *columns], axis=1).astype(float)
-
-    def row(self, knobs: Configuration) -> Vector:
-        """The row of a configuration; choices that are not searched are ignored."""
-        items = [knobs.get(knob) == choice for knob, choices in self._searchable.items() for choice in choices[1:]]
-        return np.array([1.0, *items])
-
-    def knobs(self, number: int) -> dict[str, Choice]:
-        chosen = zip(self._searchable.items(), self._chosen[:, number], strict=True)
-        return {knob: choices[index] for (knob, choices), index in chosen if index > 0}
-
-    def _clashing(self, space: Space, chosen: NDArray[np.int8]) -> NDArray[np.bool_]:
-        """Mask of excluded configurations, vectorised: five times as fast as the checks of Space.configurations."""
-        place = {knob: number for number, knob in enumerate(self._searchable)}
-
-        def is_among(knob: str, wanted: tuple[Choice, ...]) -> NDArray[np.bool_]:
-            if knob not in place:
-                entry = space.table.get(knob)
-                return np.full(chosen.shape[1], entry is not None and entry.default in wanted)
-            are_among = np.array([choice in wanted for choice in self._searchable[knob]])
-            found: NDArray[np.bool_] = are_among[chosen[place[knob]]]
-            return found
-
-        found = np.zeros(chosen.shape[1], dtype=bool)
-        for knob in space.table.values():
-            for exclusion in knob.excludes:
-                found |= is_among(knob.name, exclusion.choices) & is_among(exclusion.other, exclusion.other_choices)
-        return found

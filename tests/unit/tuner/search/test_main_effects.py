@@ -1,6 +1,7 @@
 import math
 import random
 import time
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 
 from kitsune.knobs import Choice
 from tests.unit.tuner.search.test_space import EVERYTHING, configurations, small_spaces
-from tuner.search.main_effects import WORTH, Grid, improvement, promising
+from tuner.search.main_effects import WORTH, improvement, promising
 from tuner.search.space import Configuration, Space
 
 TRUE = {("precision", "bf16"): -0.5, ("compile", "default"): -0.2, ("layout", "channels_last"): 0.1}
@@ -25,17 +26,19 @@ def costs(*tried: dict[str, Choice]) -> list[tuple[Configuration, float]]:
 @settings(max_examples=15)
 @given(small_spaces)
 def test_the_grid_is_every_allowed_configuration(space: Space) -> None:
-    grid = Grid(space)
+    grid = space.grid()
     found = {frozenset(grid.knobs(number).items()) for number in range(len(grid.rows))}
-    assert found == {frozenset(knobs.items()) for knobs in space.configurations()}
-    assert len(found) == len(grid.rows)
+    searchable = space.searchable()
+    every = (dict(zip(searchable, chosen, strict=True)) for chosen in product(*searchable.values()))
+    assert found == {space.key(knobs) for knobs in every if space.allows(knobs) is None}
+    assert len(found) == len(grid) == len(list(grid))
 
 
 @settings(max_examples=20)
 @given(configurations)
 def test_a_configuration_is_the_row_that_the_grid_has_of_it(knobs: dict[str, Choice]) -> None:
     wanted = EVERYTHING.repair({name: c for name, c in knobs.items() if EVERYTHING.table[name].is_searched(c)})
-    grid = Grid(EVERYTHING)
+    grid = EVERYTHING.grid()
     [number] = np.flatnonzero((grid.rows == grid.row(wanted)).all(axis=1))
     assert grid.knobs(int(number)) == wanted
 
