@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from kitsune.knobs import Choice
@@ -66,7 +65,7 @@ def deviations(rows: Matrix, covariance: Matrix) -> Vector:
 def improvement(means: Vector, deviations: Vector, best: float) -> Vector:
     """Expected improvement of each configuration over `best`, in log time."""
     z = (best - means) / deviations
-    cumulative = 0.5 * torch.special.erfc(torch.from_numpy(-z / math.sqrt(2))).numpy()
+    cumulative = 0.5 * np.fromiter(map(math.erfc, -z / math.sqrt(2)), float, len(z))
     density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     found: Vector = (best - means) * cumulative + deviations * density
     return found
