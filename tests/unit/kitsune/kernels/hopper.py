@@ -16,45 +16,51 @@ from kitsune.kernels.ping_pong import DEEP, HIGH, PIECE, WIDE, layout_of
 
 PTXAS = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
 
+PLAIN, TRANSPOSED = {"IS_TRANSPOSED": False}, {"IS_TRANSPOSED": True}
+
+#: Name -> (kernel, tiles of its matrices, pointers, its constants in each variant). `right` has tiles of its own.
 KERNELS = {
     "linear_activation": (
         linear_activation_hopper.forward_kernel,
-        {"x": (HIGH, DEEP), "weight": (WIDE, DEEP), "a": (HIGH, PIECE), "slopes": (HIGH, PIECE)},
+        {"x": (HIGH, DEEP), "a": (HIGH, PIECE), "slopes": (HIGH, PIECE)},
         {"bias": "*bf16"},
-        ("gelu", "relu"),
+        ({"KIND": "gelu", **TRANSPOSED}, {"KIND": "gelu", **PLAIN}, {"KIND": "relu", **TRANSPOSED}),
     ),
     "linear_activation_backward": (
         linear_activation_hopper.backward_kernel,
-        {"dy": (HIGH, DEEP), "weight": (DEEP, WIDE), "slopes": (HIGH, PIECE), "dh": (HIGH, PIECE)},
+        {"dy": (HIGH, DEEP), "slopes": (HIGH, PIECE), "dh": (HIGH, PIECE)},
         {"sums": "*fp32"},
-        (None,),
+        (PLAIN, TRANSPOSED),
     ),
     "gated_linear": (
         gated_linear_hopper.forward_kernel,
         {"x": (HIGH, DEEP), "gate": (PIECE, DEEP), "up": (PIECE, DEEP)}
         | dict.fromkeys(("hidden", "activation", "slopes"), (HIGH, PIECE)),
         {},
-        ("silu",),
+        ({"KIND": "silu"},),
     ),
     "gated_linear_backward": (
         gated_linear_hopper.backward_kernel,
         {"dy": (HIGH, DEEP), "down": (DEEP, WIDE)}
         | dict.fromkeys(("slopes", "activation", "dgate", "dup"), (HIGH, PIECE)),
         {},
-        (None,),
+        ({},),
     ),
 }
 
 
-def compiled(name, kind):
-    kernel, tiles, pointers, _ = KERNELS[name]
-    described = {given: descriptor(high.value, wide.value) for given, (high, wide) in tiles.items()}
-    types = {**described, **pointers, "KIND": "constexpr", "inner": "i32", "rows": "i32", "columns": "i32"}
+def compiled(kernel, tiles, pointers, constants):
+    right = (WIDE, DEEP) if constants.get("IS_TRANSPOSED") else (DEEP, WIDE)
+    described = {
+        given: descriptor(high.value, wide.value) for given, (high, wide) in (tiles | {"right": right}).items()
+    }
+    numbers = dict.fromkeys(("inner", "rows", "columns"), "i32")
+    types = {**described, **pointers, **numbers, **dict.fromkeys(constants, "constexpr")}
     signature = {given: types[given] for given in kernel.arg_names}
     at = kernel.arg_names.index
-    constants = {} if kind is None else {(at("KIND"),): kind}
+    known = {(at(given),): value for given, value in constants.items()}
     divisible = {(at(given),): [["tt.divisibility", 16]] for given in ("inner", "columns", *pointers)}
-    source = GluonASTSource(kernel, signature, constants, divisible)
+    source = GluonASTSource(kernel, signature, known, divisible)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 
@@ -63,15 +69,11 @@ def descriptor(high, wide):
 
 
 def results() -> Iterator[dict[str, Any]]:
-    for name, (*_, kinds) in KERNELS.items():
-        for kind in kinds:
-            kernel = compiled(name, kind)
-            yield {
-                "name": name,
-                "kind": kind,
-                "shared": kernel.metadata.shared,
-                "told": told_by_ptxas(kernel.asm["ptx"]),
-            }
+    for name, (kernel, tiles, pointers, variants) in KERNELS.items():
+        for constants in variants:
+            code = compiled(kernel, tiles, pointers, constants)
+            told = told_by_ptxas(code.asm["ptx"])
+            yield {"name": name, **constants, "shared": code.metadata.shared, "told": told}
 
 
 def told_by_ptxas(ptx: str) -> str:
