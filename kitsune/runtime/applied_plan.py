@@ -10,6 +10,7 @@ import torch
 from kitsune.errors import DeclinedError
 from kitsune.launches.planning.analysis import in_words
 from kitsune.launches.plans import Planned
+from kitsune.runtime.generation_cache import NOTE, leave_out_caches
 from kitsune.runtime.plan_application import Assembly
 from kitsune.runtime.report import Report
 from kitsune.runtime.rollback import Rollback
@@ -52,6 +53,8 @@ class AppliedPlan:
         self._groups = len(self._optimizer.param_groups)  # one that is added later has none of the plan's flags
         self.build = build = self._begin(self._undo)
         self.assembly.apply(build)
+        if self.assembly.knobs and leave_out_caches(build):
+            self.assembly.report.note(NOTE)
         if build.scaler is not None:  # the scale that training has found stays: micro-batches under way refer to it
             build.scaler = self._scaler = self._scaler or build.scaler
         self._finish(build)
