@@ -7,6 +7,8 @@ from itertools import groupby
 from statistics import median
 from typing import Final
 
+import numpy as np
+
 from kitsune.base.digest import digest_of_json
 from kitsune.errors import MeasureError
 from kitsune.plan import Interval
@@ -97,11 +99,10 @@ def bootstrap_interval(values: Sequence[float], resamples: int = RESAMPLES, seed
 
     The same number of resampled medians is cut off at both ends, so that negated values give the negated interval.
     """
-    size = len(values)
-    drawn = random.Random(seed).choices(values, k=size * resamples)  # noqa: S311 - statistics, not secrets
-    medians = sorted(median(drawn[start : start + size]) for start in range(0, len(drawn), size))
+    drawn = np.random.default_rng(seed).choice(np.asarray(values), (resamples, len(values)))
+    medians = np.sort(np.median(drawn, axis=1))
     cut = resamples // 40
-    return medians[cut], medians[-1 - cut]
+    return float(medians[cut]), float(medians[-1 - cut])
 
 
 def wilcoxon_p(differences: Sequence[float]) -> float:
