@@ -62,18 +62,16 @@ def test_a_call_that_asks_for_a_cache_gets_one(model, device):
     optimizer.close()
 
 
-def test_a_step_makes_none_either(model, device):
+@pytest.mark.parametrize(("knobs", "is_left_out"), [({"precision": "bf16"}, False), ({"compile": "default"}, True)])
+def test_a_step_that_reads_the_loss_only_leaves_it_out_where_it_is_compiled(model, monkeypatch, knobs, is_left_out):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     seen = []
-    model.model.layers[0].self_attn.register_forward_pre_hook(
-        lambda *given: seen.append(given[2].get("past_key_values")), with_kwargs=True
-    )
-    with TrainStep(model, None, sgd(model), Plan.by_hand(precision="bf16")) as step:
+    attention = model.model.layers[0].self_attn
+    with TrainStep(model, None, sgd(model), Plan.by_hand(**knobs)) as step:
+        attention.register_forward_pre_hook(lambda *given: seen.append(given[2]["past_key_values"]), with_kwargs=True)
         step({"input_ids": IDS, "labels": IDS})
-        assert NOTE in step.report.notes
-    with TrainStep(model, None, sgd(model)) as step:
-        step({"input_ids": IDS, "labels": IDS})
-        assert NOTE not in step.report.notes
-    assert [each is None for each in seen] == [True, False]
+        assert (NOTE in step.report.notes) == is_left_out
+    assert [each is None for each in seen] == [is_left_out]
 
 
 def test_it_is_on_again_after_an_error(model):
