@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kitsune import Plan, TrainStep, Workload
+from kitsune import KitsuneOptimizer, Plan, TrainStep, Workload
 from kitsune.techniques import inapplicable, observed_facts
 from tests.step_cases import sgd
 from tuner.search.space import Space
@@ -64,3 +64,21 @@ def test_it_is_searched_and_captured_compiled_only(device, make):
     assert declined == {}
     assert losses == pytest.approx(plain, rel=1e-3)
     assert "waits for the device" in captured(make(device), {"capture": "step"})[1]["capture"]
+
+
+def test_a_loop_with_the_default_configuration_of_transformers_is_captured(device):
+    """Its forwards would return the cache for generation that the configuration asks for."""
+    plain, _ = captured(llama(device), {})
+    made = llama(device)
+    assert made.model.config.use_cache
+    optimizer = KitsuneOptimizer(made.optimizer, plan=Plan.by_hand(compile="default", capture="segments"))
+    losses = []
+    for _ in range(8):
+        output = made.model(**made.batch[0])
+        output.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(output.loss.item())
+    assert optimizer.report.declined == {}
+    assert optimizer.counts["captured"] > 0
+    assert losses == pytest.approx(plain, rel=1e-3)
