@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -51,7 +52,9 @@ def leave_out_repeated_logs(undo: contextlib.ExitStack) -> None:
         method for name, method in vars(logging.Logger).items() if name.endswith("_once") and is_of_transformers(method)
     )
     left_out.holders += 1
-    undo.callback(give_back, left_out)
+    undone = weakref.finalize(undo, give_back, left_out)  # also where nobody closes a step that is forgotten
+    undone.atexit = False  # torch is in pieces by then
+    undo.callback(undone)
 
 
 def give_back(left_out: Unlisted) -> None:

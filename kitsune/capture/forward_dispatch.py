@@ -18,6 +18,7 @@ from kitsune.capture.program_cache import ProgramCache, autocast_of
 from kitsune.capture.segment_graphs import Segments, why_not_joined
 from kitsune.capture.side_effects import WatchedRun
 from kitsune.capture.step_body import Context, entered
+from kitsune.capture.unkept_caches import is_cache
 from kitsune.device.cuda_graph import WARM_RUNS, Recorder, tensors_in
 from kitsune.device.static_batch import opaque_type, restrided, signature_of
 from kitsune.errors import CaptureError
@@ -35,6 +36,7 @@ NOTES = {
     "differentiable": "forwards whose inputs require gradients ran uncaptured",
     "one_stream": "a batch of another shape runs on one stream: its launches could not be planned",
     "kept": "forwards ran uncaptured while the loop kept gradients of an earlier step",
+    "keeps_no_cache": "captured forwards keep no cache for generation (past_key_values)",
 }
 
 
@@ -110,6 +112,7 @@ class SegmentedForward:
         self._plain = plain
         self._programs = ProgramCache(MAX_PROGRAMS, ForwardProgram, lambda program: program.segments is not None)
         self._has_enclosed = False
+        self._is_given_caches = False
 
     @property
     def is_settled(self) -> bool:
@@ -201,9 +204,13 @@ class SegmentedForward:
                 self.refusal = str(error)
         if program.segments is None:
             return self._eager("eager", self._forward, args, kwargs)
+        if program.segments.keeps_no_cache:
+            self._count("keeps_no_cache")
         return self._replay(program.segments, args, kwargs)
 
     def _why_not_capturable(self, arguments: Any) -> str | None:
+        if self._is_given_caches:
+            return "the loop passes caches that the model returns back to it"
         if self._listeners.are_there():
             return PARTIAL
         unheard = why_skipped(self.model)
@@ -259,6 +266,7 @@ class SegmentedForward:
 
     def _eager(self, what: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._count(what)
+        self._is_given_caches = self._is_given_caches or any(map(is_cache, (*args, *kwargs.values())))
         if self.memory_format is not None:
             args, kwargs = restrided((args, kwargs), self.memory_format)
         run = self._in_contexts(forward)

@@ -19,6 +19,7 @@ from kitsune.capture.autograd_node import SECOND_ORDER, own_gradients, scaled, u
 from kitsune.capture.guards import ModelGuard
 from kitsune.capture.side_effects import newest_node, why_not_filled, why_not_joined_again
 from kitsune.capture.step_body import Context, entered
+from kitsune.capture.unkept_caches import UnkeptCache, is_cache, unkept
 from kitsune.device.backend import side_stream
 from kitsune.device.cuda_graph import Recorder
 from kitsune.device.static_batch import StaticBatch, opaque_type, tensors_of
@@ -143,6 +144,10 @@ class Segments:
         """Whether a forward waits for its backward; another replay would overwrite its activations."""
         return self.in_flight is not None and self.in_flight() is not None
 
+    @property
+    def keeps_no_cache(self) -> bool:
+        return any(isinstance(leaf, UnkeptCache) for leaf in self._leaves)
+
     def unchanged(self) -> bool:
         return self._guard.unchanged(state=False)
 
@@ -172,7 +177,7 @@ class Segments:
         self._is_tensor = isinstance(output, torch.Tensor)
         torch.clear_autocast_cache()
         self._problem = why_not_joined(leaves)
-        self._leaves = [TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._leaves = [TENSOR if isinstance(leaf, torch.Tensor) else unkept(leaf) for leaf in leaves]
         self._live = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._differentiable = [output.requires_grad for output in self._live]
         self._in_half = {at for at, own in enumerate(self._live) if self._fused_loss is not None and stays_half(own)}
@@ -299,7 +304,7 @@ def lies_in(gradient: torch.Tensor, static: torch.Tensor) -> bool:
 
 def why_not_joined(leaves: Sequence[Any]) -> str | None:
     """Why the leaves of an output cannot come out of a node of the user's autograd graph, or None."""
-    opaque = next(filter(None, map(opaque_type, leaves)), None)
+    opaque = next(filter(None, (opaque_type(leaf) for leaf in leaves if not is_cache(leaf))), None)
     if opaque is not None:
         return f"the model returns a {opaque}, whose tensors cannot be found"
     if not any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):

@@ -10,7 +10,6 @@ import torch
 from kitsune.errors import DeclinedError
 from kitsune.launches.planning.analysis import in_words
 from kitsune.launches.plans import Planned
-from kitsune.runtime.generation_cache import NOTE, leave_out_caches
 from kitsune.runtime.plan_application import Assembly
 from kitsune.runtime.report import Report
 from kitsune.runtime.rollback import Rollback
@@ -53,20 +52,9 @@ class AppliedPlan:
         self._groups = len(self._optimizer.param_groups)  # one that is added later has none of the plan's flags
         self.build = build = self._begin(self._undo)
         self.assembly.apply(build)
-        if self._is_cache_costly(build) and leave_out_caches(build):
-            self.assembly.report.note(NOTE)
         if build.scaler is not None:  # the scale that training has found stays: micro-batches under way refer to it
             build.scaler = self._scaler = self._scaler or build.scaler
         self._finish(build)
-
-    def _is_cache_costly(self, build: Build) -> bool:
-        """Whether a cache for generation is in the way: a loop's forward returns it, and compiled code copies into it.
-
-        An uncompiled step reads the loss only, and has to keep it: without one, transformers 5 waits for the GPU in a
-        forward that is given no attention_mask.
-        """
-        knobs = self.assembly.knobs
-        return "compile" in knobs or (build.in_loop and bool(knobs))
 
     def reapply(self) -> None:
         """To a step that has changed since: a hook, a group of parameters, other modules."""

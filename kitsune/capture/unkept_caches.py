@@ -1,0 +1,34 @@
+"""Caches for generation, which models of transformers return from every forward, also while they train.
+
+A training loop reads none of them, and their tensors would be among those that a replay overwrites. So a captured
+forward gives out an UnkeptCache in the place of each.
+"""
+
+from typing import Any
+
+
+class UnkeptCache:
+    """Stands in the output of a captured forward for a cache. All that reads it raises AttributeError or TypeError."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"there is no {name!r}: the forward that made this {self._kind} was captured, and keeps none; train with "
+            "capture_graph=False to use it"
+        )
+
+    def __repr__(self) -> str:
+        return f"<a {self._kind} that was not kept>"
+
+
+def is_cache(value: Any) -> bool:
+    return any(
+        base.__module__ == "transformers.cache_utils" and base.__name__ == "Cache" for base in type(value).__mro__
+    )
+
+
+def unkept(leaf: Any) -> Any:
+    """What a captured forward gives out in place of a leaf of its output that is no tensor."""
+    return UnkeptCache(type(leaf).__name__) if is_cache(leaf) else leaf
