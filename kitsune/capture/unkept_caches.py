@@ -10,6 +10,8 @@ from typing import Any
 class UnkeptCache:
     """Stands in the output of a captured forward for a cache. All that reads it raises AttributeError or TypeError."""
 
+    _kind = "cache"  # of one that is being copied
+
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
