@@ -53,7 +53,7 @@ def leave_out_repeated_logs(undo: contextlib.ExitStack) -> None:
     )
     left_out.holders += 1
     undone = weakref.finalize(undo, give_back, left_out)  # also where nobody closes a step that is forgotten
-    undone.atexit = False  # torch is in pieces by then
+    undone.atexit = False  # torch's modules are gone by then
     undo.callback(undone)
 
 

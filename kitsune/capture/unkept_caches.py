@@ -10,7 +10,7 @@ from typing import Any
 class UnkeptCache:
     """Stands in the output of a captured forward for a cache. All that reads it raises AttributeError or TypeError."""
 
-    _kind = "cache"  # of one that is being copied
+    _kind = "cache"  # read while a copy is made, before it has its own
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -38,7 +38,7 @@ from kitsune.kernels.ping_pong import (
     tiles_of,
     with_products,
 )
-from kitsune.kernels.products import halves_of, in_rows, joined, place_of
+from kitsune.kernels.products import halves_of, in_rows, joined, place_of, sides
 
 #: Activations with which the forward was measured to be faster than linear_activation's own. With "relu" the assembler
 #: would not let products overlap (C7514).
@@ -85,8 +85,7 @@ def backward(
 
 def read_right(right: torch.Tensor, is_transposed: bool) -> TensorDescriptor:
     """The right matrix of a product, or its transpose, in the tiles that `load_steps` loads."""
-    high, wide = (WIDE, DEEP) if is_transposed else (DEEP, WIDE)
-    return read_in_tiles(right, high.value, wide.value)
+    return read_in_tiles(right, *sides(DEEP.value, WIDE.value, is_transposed))
 
 
 @gluon.jit(do_not_specialize=["rows"])

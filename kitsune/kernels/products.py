@@ -77,6 +77,11 @@ def in_rows(right: torch.Tensor) -> tuple[torch.Tensor, bool]:
     return (right.t(), True) if is_transposed else (right, False)
 
 
+def sides(deep: int, wide: int, is_transposed: bool) -> tuple[int, int]:
+    """Of the tiles in which kernels load what `in_rows` gives."""
+    return (wide, deep) if is_transposed else (deep, wide)
+
+
 def launch(kernel: Any, tiling: Tiling, result: torch.Tensor, inner: int, *given: Any) -> None:
     """Runs a kernel on as many programs as are resident at once, each of which computes tile after tile."""
     rows, columns = result.shape

@@ -138,7 +138,7 @@ class Space:
         return iter(self.grid())
 
     def grid(self) -> Grid:
-        """All allowed configurations. Made once for the last spaces: 415 000 combinations take 0.2 s."""
+        """All allowed configurations. Kept for the last two spaces: filtering 415 000 combinations takes 0.2 s."""
         defaults = tuple((name, knob.default) for name, knob in self.table.items())
         excluded = tuple(
             (name, each.choices, each.other, each.other_choices)

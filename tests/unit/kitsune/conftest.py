@@ -19,7 +19,7 @@ BUILDER.options = replace(BUILDER.options, sanitize_overflow=False)
 
 @cache
 def builtins_of(package: Any) -> list[str]:
-    """First asked for while they are in their places."""
+    """Names of its builtins. First called before the interpreter replaces any of them."""
     return [name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member)]
 
 
