@@ -1,5 +1,7 @@
 """precision: the dtype of matrix products and convolutions, by autocast or by TF32; fp16 with loss scaling."""
 
+from collections.abc import Collection, Mapping
+
 import torch
 
 from kitsune.device.tf32 import tf32_products
@@ -56,6 +58,12 @@ TOLERANCES = {
     "fp16": Tolerance(loss=1e-3, gradient=1e-2, parameter=5e-2),
     "bf16": Tolerance(loss=1e-2, gradient=5e-2, parameter=1e-1),
 }
+
+
+def precision_of(knobs: Mapping[str, Choice], parameter_dtypes: Collection[torch.dtype]) -> str:
+    """The precision that a step computes in: the half format of its parameters, else that of the plan."""
+    halves = [name for name, dtype in AUTOCAST.items() if dtype in parameter_dtypes]
+    return halves[0] if halves else str(knobs.get(Precision.name, "fp32"))
 
 
 TECHNIQUE = Precision()

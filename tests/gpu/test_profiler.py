@@ -35,7 +35,7 @@ def test_twice_the_work_takes_twice_the_time(device):
             torch.cuda._sleep(CYCLES)
         with timer.measure("twice"):
             torch.cuda._sleep(2 * CYCLES)
-    once, twice = sorted(timer.samples_ms("once"))[2], sorted(timer.samples_ms("twice"))[2]
+    once, twice = min(timer.samples_ms("once")), min(timer.samples_ms("twice"))  # other tests may use the GPU, too
     assert once > 1.0
     assert twice / once == pytest.approx(2.0, rel=0.1)
     assert timer.get_elapsed("twice") == timer.samples_ms("twice")[-1]

@@ -20,6 +20,9 @@ from kitsune.device.backend import (
 )
 from kitsune.plan import Plan
 from kitsune.step import TrainStep
+from kitsune.techniques import tolerance
+from kitsune.techniques.precision import precision_of
+from kitsune.techniques.technique import Tolerance
 from kitsune.timeline import Timeline
 from kitsune.workload import Workload
 from tuner.building.dropout import disable_dropout
@@ -85,6 +88,16 @@ class LiveArm:
         self.peak_bytes = 0
         self._first = turn_for(spec.knobs, randomness=randomness)
         self.rates = Rates(optimizer)
+
+    @property
+    def precision(self) -> str:
+        """The precision it computes in: a model given in half precision has that of its parameters."""
+        return precision_of(self.spec.knobs, {each.dtype for each in self.workload.model.parameters()})
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """The errors against a reference that are allowed in any case."""
+        return tolerance({**self.spec.knobs, "precision": self.precision})
 
     def __call__(self, x: object, y: object) -> torch.Tensor:
         """One step. Its time is added to `first_step_s` while the arm still compiles, warms up or captures."""

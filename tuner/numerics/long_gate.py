@@ -16,7 +16,6 @@ import torch
 
 from kitsune.device.backend import pick_device, release_cached, synchronize
 from kitsune.long_proof import LongProof, Margin
-from kitsune.techniques import tolerance
 from tuner.building.arms import LiveArm, fresh_workload
 from tuner.building.dropout import dropout_off
 from tuner.building.probe import Probe, draws_random, probe_workload
@@ -201,20 +200,19 @@ def _train(task: ProofTask, results: Results, *notes: str) -> Failure | None:
 
 def _check_random_numbers(task: ProofTask, results: Results) -> None:
     """Compares the candidate with eager in its precision, with random numbers on and from the same weights."""
-    job, depth, precision = task.job, task.depth, task.precision
+    job, depth = task.job, task.depth
     arm = LiveArm(job, job.arms[-1])
+    precision = arm.precision
     eager = eager_arm(job, randomness=True)
     try:
         state = model_state(eager.workload)
         ours, theirs = _runner(arm, state), _runner(eager, state)
         names = [name for name, _ in arm.workload.model.named_parameters()]
-        floor = tolerance(job.arms[-1].knobs)
         knobs = job.arms[-1].knobs
         if all(knobs.get(knob, choice) == choice for knob, choice in CALLING.items()):
             results.margins += keep_rates(ours, given_rates(fresh_workload(job)), 4, job.seed)
-        results.margins += judge_spread(
-            spread_of(ours, depth.draws, job.seed + 1), spread_of(theirs, depth.draws, job.seed + 100_001), floor, names
-        )
+        spreads = spread_of(ours, depth.draws, job.seed + 1), spread_of(theirs, depth.draws, job.seed + 100_001)
+        results.margins += judge_spread(*spreads, arm.tolerance, names)
         if not (repeats(ours, job.seed, precision) and repeats(theirs, job.seed, precision)):
             results.notes.append(
                 "a seed does not fix the step's random numbers: directional derivatives were not checked"

@@ -14,7 +14,6 @@ import torch
 
 from kitsune.device.tf32 import full_precision
 from kitsune.long_proof import Margin
-from kitsune.techniques import tolerance
 from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import Job
@@ -52,8 +51,8 @@ class ProofTask:
     recomputes: bool = True
 
     @property
-    def precision(self) -> str:
-        return str(self.job.arms[-1].knobs.get("precision", "fp32"))
+    def scales_loss(self) -> bool:
+        return self.job.arms[-1].knobs.get("precision") == "fp16"
 
     @property
     def length(self) -> int:
@@ -128,7 +127,7 @@ class Training:
         self.losses.append(float(loss))
         overflowed = False
         if (problem := self._not_finite()) is not None:
-            overflowed = task.precision == "fp16" and "parameter" not in problem and math.isfinite(self.losses[-1])
+            overflowed = task.scales_loss and "parameter" not in problem and math.isfinite(self.losses[-1])
             if not overflowed:
                 return failed(FailureKind.NOT_FINITE, f"{problem} at step {index}")
         if before is not None:
@@ -183,8 +182,8 @@ class Training:
         model = self._arm.workload.model
         names = [name for name, _ in model.named_parameters()]
         buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-        floor = tolerance(self._task.job.arms[-1].knobs)
-        return found + judge_comparisons(ErrorSamples(self._comparisons, self._yardsticks), floor, names, buffers)
+        samples = ErrorSamples(self._comparisons, self._yardsticks)
+        return found + judge_comparisons(samples, self._arm.tolerance, names, buffers)
 
 
 def _kinds(margins: list[Margin]) -> list[str]:

@@ -8,6 +8,7 @@ the same for all candidates that settle in time, so the first child of a run sto
 
 import contextlib
 import gc
+import math
 import time
 from dataclasses import dataclass
 from itertools import count
@@ -18,13 +19,13 @@ import torch
 from kitsune.device.backend import pick_device, synchronize
 from kitsune.device.tf32 import full_precision
 from kitsune.plan import Numerics
-from kitsune.techniques import tolerance
 from tuner.building.arms import LiveArm, fresh_workload
 from tuner.building.compile_ahead import compiled_ahead
 from tuner.building.dropout import dropout_off
 from tuner.building.probe import Probe, draws_random
 from tuner.measuring.protocol import Job
 from tuner.numerics.distance import Ruler
+from tuner.numerics.reference import NOT_CONVERTIBLE, dtypes_of_references, reference_step
 from tuner.numerics.reference_cache import ReferenceCache, cache_for
 from tuner.numerics.restarts import eager_arm
 from tuner.numerics.stochastic_gate import means_gate
@@ -43,8 +44,6 @@ from tuner.numerics.training_trace import (
     state,
 )
 from tuner.records import Failure, FailureKind, Phase
-from tuner.workloads.batches import doubled
-from tuner.workloads.plain_step import plain_step
 
 STEPS = 10  # a compiled and captured step has settled after 5
 MAX_STEPS = 40
@@ -103,7 +102,7 @@ def _prove(job: Job, probe: Probe) -> Proof | Failure:
     numerics, wrong = judge(
         errors_between(traced, reference, start, ruler),
         cache.errors(f"yardstick-{job.arms[-1].knobs.get('precision', 'as-given')}", yardstick),
-        tolerance(job.arms[-1].knobs),
+        arm.tolerance,
         start.names,
         traced.steps,
         "; ".join(filter(None, [note, *probe.notes])),
@@ -159,12 +158,13 @@ def _trace_reference(
     """The reference's trace, and a note when it is not in float64."""
     within_s = job.reference_s or REFERENCE_S
     step_s = min(probe.step_ms, job.step_ms or probe.step_ms) / 1e3
-    if DOUBLE_AT_LEAST * step_s * candidate.steps <= within_s:
-        # A model with a hard-coded dtype may fail in float64 with any of these errors.
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError, SlowError):
-            return _trace_plain(job, probe, start, batches, candidate, within_s=within_s), ""
-    gc.collect()
-    return _trace_plain(job, probe, start, batches, candidate), "the reference is fp32"
+    double = DOUBLE_AT_LEAST * step_s * candidate.steps <= within_s
+    *wider, (_, note) = dtypes_of_references(start.parameters, double=double)
+    for dtype, wider_note in wider:
+        with contextlib.suppress(*NOT_CONVERTIBLE, SlowError):
+            return _trace_plain(job, probe, start, batches, candidate, dtype, within_s), wider_note
+        gc.collect()
+    return _trace_plain(job, probe, start, batches, candidate), note
 
 
 class SlowError(Exception):
@@ -172,30 +172,32 @@ class SlowError(Exception):
 
 
 def _trace_plain(
-    job: Job, probe: Probe, start: TrainingStart, batches: BatchAt, candidate: Trace, *, within_s: float | None = None
+    job: Job,
+    probe: Probe,
+    start: TrainingStart,
+    batches: BatchAt,
+    candidate: Trace,
+    dtype: torch.dtype | None = None,
+    within_s: float = math.inf,
 ) -> Trace:
-    """Trains as given: in float64 with `within_s`, else in fp32.
+    """Trains as given, but in `dtype`.
 
-    Raises SlowError if the second step shows that float64 would take longer than `within_s` seconds.
+    Raises SlowError if the second step shows that all would take longer than `within_s` seconds in float64.
     """
     workload = fresh_workload(job, randomness=not probe.random)
     load_state(workload, start)
-    if within_s is not None:
-        workload.model.double()
-        if isinstance(workload.loss_fn, torch.nn.Module):
-            workload.loss_fn.double()
+    plain = reference_step(workload, dtype)
+    limit_s = within_s if dtype is torch.float64 else math.inf
     began = time.perf_counter()
 
     def step(index: int, x: Any, y: Any) -> torch.Tensor:
         nonlocal began
-        if within_s is None:
-            return plain_step(workload, x, y, update=index not in candidate.skipped)
-        if index == 2 and (time.perf_counter() - began) * (candidate.steps - 1) > within_s:
+        if index == 2 and (time.perf_counter() - began) * (candidate.steps - 1) > limit_s:
             raise SlowError
         if index == 1:  # the first step also loads libraries, so it is not timed
             synchronize(pick_device(job.device))
             began = time.perf_counter()
-        return plain_step(workload, *doubled((x, y)), update=index not in candidate.skipped)
+        return plain(x, y, index not in candidate.skipped)
 
     with full_precision():
         return follow(workload, step, job.seed, batches, candidate)

@@ -11,11 +11,10 @@ from kitsune.knobs import dtype_choices
 from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import ArmSpec, Job
+from tuner.numerics.reference import NOT_CONVERTIBLE, dtypes_of_references, reference_step
 from tuner.numerics.tensor_errors import StepResult
 from tuner.numerics.trace_errors import ModelState
 from tuner.numerics.training_trace import load_state, perturb
-from tuner.workloads.batches import doubled
-from tuner.workloads.plain_step import plain_step
 
 Step = Callable[[Any, Any], torch.Tensor]
 
@@ -47,30 +46,24 @@ class StepFromState:
 
 
 def reference_of(job: Job, *, randomness: bool, double: bool) -> tuple[StepFromState, str]:
-    """The step as given in float64, or in fp32 without TF32 if float64 is not asked for or fails; and a note."""
-    if double:
-        # A model with a hard-coded dtype may fail in float64 with any of these errors.
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, NotImplementedError):
-            return _double_reference(job, randomness=randomness), ""
+    """The step as given in float64, or without TF32 in fp32 if float64 is not asked for or fails; and a note."""
     workload = fresh_workload(job, randomness=randomness)
+    *wider, (_, note) = dtypes_of_references(workload.model.parameters(), double=double)
+    for dtype, wider_note in wider:
+        with contextlib.suppress(*NOT_CONVERTIBLE):
+            return _reference(fresh_workload(job, randomness=randomness), dtype, is_tried=True), wider_note
+    return _reference(workload, None), note
+
+
+def _reference(workload: Workload, dtype: torch.dtype | None, *, is_tried: bool = False) -> StepFromState:
+    plain = reference_step(workload, dtype)
 
     def step(x: Any, y: Any) -> torch.Tensor:
         with full_precision():
-            return plain_step(workload, x, y, update=False)
+            return plain(x, y, False)
 
-    return StepFromState(workload, step), "the reference is fp32"
-
-
-def _double_reference(job: Job, *, randomness: bool) -> StepFromState:
-    workload = fresh_workload(job, randomness=randomness)
-    workload.model.double()
-    if isinstance(workload.loss_fn, torch.nn.Module):
-        workload.loss_fn.double()
-
-    def step(x: Any, y: Any) -> torch.Tensor:
-        return plain_step(workload, *doubled((x, y)), update=False)
-
-    step(*workload.batch)
+    if is_tried:
+        step(*workload.batch)
     return StepFromState(workload, step)
 
 

@@ -13,7 +13,7 @@ import torch
 from kitsune.device.backend import pick_device
 from kitsune.device.tf32 import full_precision
 from kitsune.plan import Numerics
-from kitsune.techniques import tolerance
+from kitsune.techniques.technique import Tolerance
 from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import Job
@@ -64,7 +64,7 @@ def means_gate(job: Job) -> Numerics | Failure:
             return Failure(kind=FailureKind.NOT_FINITE, phase=Phase.NUMERICS, reason=f"the mean {what} is {value}")
     yardstick = _sample_arm(eager_arm(job, randomness=True), start, job.seed + 1)
     reference, again = (_sample_plain(job, start, job.seed + offset) for offset in (2, 3))
-    return _judged(_Samples(candidate, reference, yardstick, again), job)
+    return _judged(_Samples(candidate, reference, yardstick, again), arm.tolerance, pick_device(job.device))
 
 
 def _sample_plain(job: Job, start: TrainingStart, seed: int) -> Sample:
@@ -113,9 +113,8 @@ class _Samples:
     again: Sample
 
 
-def _judged(samples: _Samples, job: Job) -> Numerics | Failure:
-    floor = tolerance(job.arms[-1].knobs)
-    ruler = Ruler(pick_device(job.device))
+def _judged(samples: _Samples, floor: Tolerance, device: torch.device) -> Numerics | Failure:
+    ruler = Ruler(device)
     found, own, chance = (
         _errors(sample, samples.reference, ruler) for sample in (samples.candidate, samples.yardstick, samples.again)
     )

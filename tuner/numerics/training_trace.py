@@ -74,14 +74,15 @@ def load_state(workload: Workload, start: ModelState) -> None:
 
 
 def perturb(workload: Workload, seed: int) -> None:
-    """Changes the parameters by a few units in the last place."""
+    """Changes the parameters by a few units in the last place; in half precision a part of the elements, by one."""
     device = device_of(workload.model)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for parameter in workload.model.parameters():
             if parameter.is_floating_point():
                 noise = torch.randn(parameter.shape, generator=generator, device=device)
-                parameter.mul_(1 + PERTURBATION * noise.to(parameter.dtype))
+                scale = max(PERTURBATION, torch.finfo(parameter.dtype).eps / 4)
+                parameter.copy_(parameter * (1 + scale * noise))
 
 
 def remember(trace: Trace, index: int, snapshot: TraceStep) -> None:

@@ -54,8 +54,8 @@ def _is_real(leaf: torch.Tensor) -> bool:
     return leaf.is_floating_point() or leaf.is_complex()
 
 
-def doubled(batch: Any) -> Any:
-    """The batch with its floats in float64."""
+def converted(batch: Any, dtype: torch.dtype) -> Any:
+    """The batch with its floats in `dtype`."""
     return pytree.tree_map(
-        lambda leaf: leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, batch
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, batch
     )

@@ -1,6 +1,7 @@
 """Workloads whose step goes wrong where it runs channels last, and nowhere else: so only a candidate has the fault.
 
-Each function of `FAULTS` is a workload `FILE.py:NAME`; `right` and `right_with_dropout` have none.
+Each function of `FAULTS` is a workload `FILE.py:NAME`; `right` and `right_with_dropout` have none. With `_in_bf16`
+after its name, parameters, buffers and images are bf16.
 """
 
 from functools import partial
@@ -184,17 +185,20 @@ FAULTS = (
 )
 
 
-def workload(fault: str, *, dropout: bool = False) -> Workload:
-    model = Net(fault, dropout=dropout)
+def workload(fault: str, *, dropout: bool = False, dtype: torch.dtype = torch.float32) -> Workload:
+    model = Net(fault, dropout=dropout).to(dtype)
     optimizer = SGD(model, 0.05, momentum=0.9) if fault == "weight_gradient_zero" else AdamW(model, 1e-3)
     labels = torch.randint(5, (32,))
-    return Workload(model, None, optimizer, ((torch.randn(32, 3, 8, 8), labels), None), batches)
+    return Workload(
+        model, None, optimizer, ((torch.randn(32, 3, 8, 8).to(dtype), labels), None), partial(batches, dtype=dtype)
+    )
 
 
-def batches(seed):
-    return (((x, y), None) for x, y in images(32, 3, 8, 5, seed))
+def batches(seed, *, dtype):
+    return (((x.to(dtype), y), None) for x, y in images(32, 3, 8, 5, seed))
 
 
-globals().update({fault: partial(workload, fault, dropout=fault in DROPOUT_FAULTS) for fault in FAULTS})
-right = partial(workload, "")
-right_with_dropout = partial(workload, "", dropout=True)
+MADE = {fault: partial(workload, fault, dropout=fault in DROPOUT_FAULTS) for fault in FAULTS}
+MADE |= {"right": partial(workload, ""), "right_with_dropout": partial(workload, "", dropout=True)}
+globals().update(MADE)
+globals().update({f"{name}_in_bf16": partial(make, dtype=torch.bfloat16) for name, make in MADE.items()})

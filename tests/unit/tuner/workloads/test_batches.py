@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from tuner.building.dropout import disable_dropout, dropout_off
-from tuner.workloads.batches import doubled, varied
+from tuner.workloads.batches import converted, varied
 
 ROWS = st.integers(1, 6)
 SEEDS = st.integers(0, 2**31)
@@ -67,8 +67,8 @@ def test_the_global_generator_does_not_move():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_doubled_changes_floats_only():
-    x, y = doubled((torch.ones(2), torch.ones(2, dtype=torch.int32)))
+def test_converted_changes_floats_only():
+    x, y = converted((torch.ones(2), torch.ones(2, dtype=torch.int32)), torch.float64)
     assert (x.dtype, y.dtype) == (torch.float64, torch.int32)
 
 
