@@ -1,0 +1,118 @@
+"""Suite gradients: how far each gradient of a plan is from the step in float64 or fp32, and which choice is to blame.
+
+    python -m benchmarks.gradients --case nanogpt/12x1024 precision=bf16 compile=default activations=bf16
+    python -m benchmarks.gradients --case nanogpt/12x1024 --plan plan.json --without streams fusion activations
+
+The arms are `plan`, `without KNOB` and `with KNOB=CHOICE`, as in suite knobs. Each trains by itself. At some of its
+settled steps the reference, and eager in the same precision, take the same step from the same weights. A share is the
+part of the reference's gradient that is in the plan's, less 1: it shows what is wrong in every step alike.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+import torch
+
+from benchmarks import results_file
+from benchmarks.cases import CASES
+from benchmarks.knobs import plans_of
+from benchmarks.pairs import item_of
+from kitsune import Plan
+from kitsune.device.backend import pick_device
+from kitsune.knobs import Choice
+from tuner.building.arms import LiveArm
+from tuner.measuring.protocol import ArmSpec, Job
+from tuner.numerics.long_training import model_state
+from tuner.numerics.restarts import eager_arm, reference_of, step_result, yardstick_step
+from tuner.numerics.tensor_errors import StepErrors, compared
+from tuner.numerics.training_trace import RATES, batches_of
+
+SUITE: Final = "gradients"
+EVERY: Final = 3  # settled steps from one comparison to the next
+SHOWN: Final = 5
+
+
+def comparisons(job: Job, count: int, *, double: bool) -> tuple[list[str], list[StepErrors], list[StepErrors]]:
+    """The names of the parameters, and `count` comparisons of the job's last arm and of eager in its precision."""
+    arm = LiveArm(job, job.arms[-1])
+    reference, _ = reference_of(job, randomness=True, double=double)
+    eager = eager_arm(job, randomness=True)
+    yardstick = yardstick_step(eager)
+    batch_at = batches_of(arm.workload.batch, job.seed, vary=True)
+    ours: list[StepErrors] = []
+    theirs: list[StepErrors] = []
+    index = settled = 0
+    while len(ours) < count:
+        arm.rates.scale(RATES[index % len(RATES)])
+        settled += arm.step.is_settled
+        state = model_state(arm.workload) if settled and settled % EVERY == 0 else None
+        loss = arm(*batch_at(index))
+        if state is not None:
+            expected = reference.run(state, batch_at(index))
+            ours.append(compared(step_result(arm.workload, loss, state), expected))
+            theirs.append(compared(yardstick.run(state, batch_at(index)), expected))
+        index += 1
+    names = [name for name, _ in arm.workload.model.named_parameters()]
+    arm.close()
+    eager.close()
+    return names, ours, theirs
+
+
+def rows_of(names: Sequence[str], ours: Sequence[StepErrors], theirs: Sequence[StepErrors]) -> list[dict[str, Any]]:
+    """One for each parameter, the largest mean share first, with the samples of all comparisons."""
+    rows = [
+        {
+            "parameter": name,
+            "shares": [each.gradients.shares[index] - 1 for each in ours],
+            "eager_shares": [each.gradients.shares[index] - 1 for each in theirs],
+            "errors": [each.gradients.errors[index] for each in ours],
+            "eager_errors": [each.gradients.errors[index] for each in theirs],
+        }
+        for index, name in enumerate(names)
+    ]
+    return sorted(rows, key=lambda row: -abs(fmean(row["shares"])))
+
+
+def measured(
+    workload: str, knobs: Mapping[str, Choice], count: int, seed: int, *, double: bool
+) -> list[dict[str, Any]]:
+    torch.compiler.reset()
+    arms = (ArmSpec(name="baseline"), ArmSpec(name="candidate", knobs=dict(knobs)))
+    job = Job(workload=workload, device=str(pick_device()), arms=arms, seed=seed)
+    return rows_of(*comparisons(job, count, double=double))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("choices", nargs="*", type=item_of, metavar="KNOB=CHOICE")
+    parser.add_argument("--case", required=True, choices=CASES, metavar="CASE")
+    parser.add_argument("--plan", type=Path, help="a plan that kitsune tune has written, instead of choices")
+    parser.add_argument("--without", nargs="*", default=[], metavar="KNOB")
+    parser.add_argument("--with", nargs="*", dest="others", type=item_of, default=[], metavar="KNOB=CHOICE")
+    parser.add_argument("--count", type=int, default=6, help="comparisons of each arm")
+    parser.add_argument("--double", action="store_true", help="the reference in float64; in fp32 otherwise")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
+    arguments = parser.parse_args()
+    knobs = Plan.load(arguments.plan).knobs if arguments.plan else dict(arguments.choices)
+    spec = CASES[arguments.case].spec
+    out = arguments.out or results_file.free_path(SUITE)
+    if not out.exists():
+        results_file.append(out, results_file.environment_line(results_file.command_line()))
+    for arm, plan in plans_of(knobs, arguments.without, arguments.others).items():
+        rows = measured(spec, plan.knobs, arguments.count, arguments.seed, double=arguments.double)
+        print(arm, dict(plan.knobs))
+        for row in rows[:SHOWN]:
+            means = [100 * fmean(row[key]) for key in ("shares", "eager_shares", "errors", "eager_errors")]
+            share, eager_share, error, eager_error = means
+            shares = f"share {share:+.2f} %, eager {eager_share:+.2f} %"
+            print(f"  {row['parameter']:40} {shares}; error {error:.2f} %, eager {eager_error:.2f} %")
+        told = {"kind": "case", "suite": SUITE, "case": arguments.case, "arm": arm, "knobs": dict(plan.knobs)}
+        results_file.append(out, {**told, "seed": arguments.seed, "double": arguments.double, "gradients": rows})
+
+
+if __name__ == "__main__":
+    main()
