@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
@@ -56,10 +56,18 @@ COMPILED: Final[Mapping[str, Mapping[str, Choice]]] = {
     "reduce-overhead": {"precision": "bf16", "compile": "reduce-overhead", "update": "fused"},
     "captured": {"precision": "bf16", "compile": "default", "update": "kitsune", "capture": "step"},
 }
+#: What the tuner finds for transformers: weights and the residual stream are rounded to bf16, products are fused.
+ROUNDED: Final[Mapping[str, Choice]] = {
+    **COMPILED["captured"],
+    "weights": "bf16_copies",
+    "activations": "bf16",
+    "fusion": "products",
+}
+TRANSFORMERS: Final = ("nanogpt/12x1024", "bert_base/16x128", "gpt2_small/8x512", "vit_b16/64")
 LARGE: Final = tuple(
     Candidate(f"{case} {name}", CASES[case].spec, knobs)
-    for case in ("nanogpt/12x1024", "bert_base/16x128", "resnet50/64", "gpt2_small/8x512", "vit_b16/64")
-    for name, knobs in COMPILED.items()
+    for case in (*TRANSFORMERS, "resnet50/64")
+    for name, knobs in (COMPILED | ({"rounded": ROUNDED} if case in TRANSFORMERS else {})).items()
 )
 
 
@@ -73,9 +81,10 @@ def refusal(candidate: Candidate, device: str, seed: int, budget_s: float) -> st
     return f"{found.kind.value}: {found.reason}" if isinstance(found, Failure) else ""
 
 
-def looked(device: str, seeds: Iterable[int], budget_s: float, processes: int) -> Iterator[dict[str, Any]]:
+def looked(
+    candidates: Sequence[Candidate], device: str, seeds: Iterable[int], budget_s: float, processes: int
+) -> Iterator[dict[str, Any]]:
     """A line for each seed, in turn; on a GPU each has a process of its own, as in a run."""
-    candidates = LARGE if device == "cuda" else SMALL
     context = multiprocessing.get_context("spawn")
     begun: deque[tuple[str, int, Future[str]]] = deque()
 
@@ -96,6 +105,7 @@ def looked(device: str, seeds: Iterable[int], budget_s: float, processes: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=200, help="of all candidates together")
+    parser.add_argument("--only", default="", metavar="WORDS", help="of candidates whose name has these words")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of each proof")
     parser.add_argument("--minutes", type=float, default=60.0, help="none is begun after these")
     parser.add_argument("--processes", type=int, help="at a time; one on a GPU, otherwise one a core")
@@ -109,7 +119,8 @@ def main() -> None:
     results_file.append(path, results_file.environment_line(command))
     processes = given.processes or (1 if device == "cuda" else os.cpu_count() or 1)
     seeds = takewhile(lambda _: time.monotonic() < end_s, range(done, given.seeds))
-    for line in looked(device, seeds, given.budget, processes):
+    candidates = [each for each in (LARGE if device == "cuda" else SMALL) if given.only in each.name]
+    for line in looked(candidates, device, seeds, given.budget, processes):
         results_file.append(path, line)
         if line["refused"]:
             print(f"{line['candidate']}, seed {line['seed']}: {line['refused']}", flush=True)

@@ -25,10 +25,10 @@ from kitsune.device.backend import pick_device
 from kitsune.knobs import Choice
 from tuner.building.arms import LiveArm
 from tuner.measuring.protocol import ArmSpec, Job
-from tuner.numerics.long_training import model_state
+from tuner.numerics.long_training import RATES, model_state
 from tuner.numerics.restarts import eager_arm, reference_of, step_result, yardstick_step
 from tuner.numerics.tensor_errors import StepErrors, compared
-from tuner.numerics.training_trace import RATES, batches_of
+from tuner.numerics.training_trace import batches_of
 
 SUITE: Final = "gradients"
 EVERY: Final = 3  # settled steps from one comparison to the next

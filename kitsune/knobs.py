@@ -35,8 +35,9 @@ class Knob:
     a user of plain torch makes by hand, to which the gain of a plan is compared. `searched`: the choices that a search
     tries beside the default; None: all of them; empty: only the user sets this knob, since it is a limit
     and makes no step faster. `changes_code`: whether the choice changes the compiled kernels, and not only how they
-    are launched. `compiles`: its choices compile the step, which takes most of the time of a trial. `sets_dtype`: its
-    choices are the dtype of products, which alone changes the numbers by more than rounding.
+    are launched. `changes_numbers`: whether a choice may change the numbers, by rounding at least. `compiles`: its
+    choices compile the step, which takes most of the time of a trial. `sets_dtype`: its choices are the dtype of
+    products, which alone changes the numbers by more than rounding.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Knob:
     stock: tuple[Choice, ...] = ()
     searched: tuple[Choice, ...] | None = None
     changes_code: bool = True
+    changes_numbers: bool = True
     compiles: bool = False
     sets_dtype: bool = False
     excludes: tuple[Exclusion, ...] = ()
@@ -62,6 +64,11 @@ class Knob:
 def is_compiled(knobs: Mapping[str, Choice]) -> bool:
     """Whether a plan with these choices, which are not defaults, compiles the step."""
     return any(name in KNOBS and KNOBS[name].compiles for name in knobs)
+
+
+def numeric_choices(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
+    """Those of the choices that may change the numbers: plans with the same ones compute the same."""
+    return {name: choice for name, choice in knobs.items() if KNOBS[name].changes_numbers}
 
 
 def dtype_choices(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
@@ -265,6 +272,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             },
             needs="CUDA; a step without host synchronisation; a compile mode without graphs of its own",
             changes_code=False,
+            changes_numbers=False,
             excludes=(
                 Exclusion(
                     choices=("segments", "step"),
@@ -284,6 +292,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             },
             needs="capture; every launch recorded, and the recording verified to be the same step",
             searched=(2, 4, 8),
+            changes_numbers=False,
             excludes=(
                 Exclusion(
                     choices=SEVERAL,
@@ -304,6 +313,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             needs="launches on several streams: less memory, fewer of them side by side",
             searched=(),
             changes_code=False,
+            changes_numbers=False,
             excludes=(
                 Exclusion(
                     choices=tuple(2**power for power in POOL_SIZES),
@@ -325,6 +335,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             needs="a loop over TrainStep.batches(loader); a search does not try it: its batch is on the device already",
             searched=(),
             changes_code=False,
+            changes_numbers=False,
         ),
     )
 }

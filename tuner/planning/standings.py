@@ -3,14 +3,18 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from kitsune.knobs import numeric_choices
 from tuner.planning.playoff import yardstick_noise
-from tuner.records import Source, Trial
+from tuner.records import FailureKind, Source, Trial
 from tuner.search.outcomes import best, best_stock, is_late, is_success, speedup
+from tuner.search.presets import is_stock
 from tuner.search.proposal import Proposal
 from tuner.search.ranking import rankable
-from tuner.search.space import Space
+from tuner.search.space import Configuration, Space
 from tuner.statistics.block_statistics import THRESHOLD
 
+#: Failures that are due to what was computed, not to how it was launched.
+NUMERIC: Final = (FailureKind.WRONG, FailureKind.NOT_FINITE)
 MAX_CONFIRMATIONS: Final = 3  # failed ones, before the run gives up
 #: Minimal speedup of a rival: one that is hardly faster than the step as given saves no time and must be compiled.
 RIVAL_FROM: Final = 1.25
@@ -28,9 +32,19 @@ def failed_confirmations(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def unrefused(trials: Sequence[Trial]) -> list[Trial]:
-    """The trials of the search, without configurations whose confirmation failed."""
-    refused = [trial.knobs for trial in failed_confirmations(trials)]
-    return [trial for trial in searched(trials) if trial.knobs not in refused]
+    """The trials of the search, without configurations whose confirmation failed.
+
+    Wrong numbers refuse every configuration that computes the same, too: those with another capture or other streams.
+    Not so what plain torch does by itself, since capture or streams may have been at fault.
+    """
+    failed = failed_confirmations(trials)
+    wrong = [numeric_choices(each.knobs) for each in failed if each.failure and each.failure.kind in NUMERIC]
+
+    def is_refused(knobs: Configuration) -> bool:
+        is_wrong = numeric_choices(knobs) in wrong and not is_stock(knobs)
+        return is_wrong or any(each.knobs == knobs for each in failed)
+
+    return [trial for trial in searched(trials) if not is_refused(trial.knobs)]
 
 
 def leader(trials: Sequence[Trial]) -> Trial | None:

@@ -40,6 +40,8 @@ from tuner.tuning.confirmation import OUT_OF_TIME
 from tuner.tuning.events import Confirming, Tried
 from tuner.tuning.run import UNSEARCHED
 
+TWO_CAPTURES = only("precision=bf16", "precision=fp16", "capture=step", "capture=segments")
+
 
 def test_the_winner_is_measured_afresh_and_only_those_samples_are_the_evidence():
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL)
@@ -163,6 +165,17 @@ def test_a_winner_whose_numbers_are_wrong_at_length_is_refused():
     assert words(refused[0].knobs) == GRAPH
     assert [trial.failure.reason for trial in refused] == ["gradient of a.weight"] * 2
     assert conclusion.plan.knobs == {}, "which needs no proof"
+
+
+def test_what_computes_the_same_as_a_plan_with_wrong_numbers_is_refused_too():
+    graphs = {"precision=fp16, capture=step": 5.0, "precision=fp16, capture=segments": 5.5}
+    wrong = failure("gradient of a.weight", FailureKind.WRONG)
+    machine = Machine(step_ms={**graphs, "precision=bf16": 8.0}, inapplicable=TWO_CAPTURES, wrong=wrong)
+    trials, conclusion = run_out(machine, a_run(budget_trials=12))
+    assert {*graphs} <= {words(trial.knobs) for trial in trials if trial.source.is_search}
+    refused = [words(trial.knobs) for trial in confirmations(trials) if trial.failure is not None]
+    assert refused == ["precision=fp16, capture=step", "precision=bf16"]
+    assert conclusion.plan.knobs == {}
 
 
 def test_where_there_is_no_time_for_a_proof_the_plan_says_so():
