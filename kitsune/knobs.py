@@ -79,6 +79,8 @@ def dtype_choices(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
 SEVERAL: Final = (2, 3, 4, 5, 6, 7, 8)
 #: Choices of `compile` in which Inductor captures its own CUDA graphs of forward and backward.
 OWN_GRAPHS: Final = ("reduce-overhead", "max-autotune")
+#: Choices of `recompute` that limit what a compiled backward reads.
+SHARES_KEPT: Final = ("keep-75", "keep-50", "keep-30")
 #: Exponent of 2 -> that many bytes as text.
 POOL_SIZES: Final[Mapping[int, str]] = {
     **{power: f"{2 ** (power - 20)} MiB" for power in range(24, 30)},
@@ -218,6 +220,36 @@ KNOBS: Final[Mapping[str, Knob]] = {
                     other_choices=("off",),
                     reason="without torch.compile it is for the model to look at its mask",
                     instead={"off": "default"},
+                ),
+            ),
+        ),
+        Knob(
+            name="recompute",
+            meaning="what the backward computes again, to save the memory that keeping it takes",
+            choices={
+                "off": "nothing but what the compiler decides",
+                "keep-75": "at most 75 % of what a compiled backward reads is kept",
+                "keep-50": "at most 50 % is kept",
+                "keep-30": "at most 30 % is kept",
+                "blocks-keep-attention": "each repeated block keeps its input and what attention returns",
+                "blocks": "each repeated block keeps its input only",
+            },
+            needs="for shares torch.compile and no dropout; for blocks a model that repeats modules",
+            searched=(),
+            excludes=(
+                Exclusion(
+                    choices=SHARES_KEPT,
+                    other="compile",
+                    other_choices=("off",),
+                    reason="AOTAutograd chooses what to keep of a compiled graph",
+                    instead={"off": "default"},
+                ),
+                Exclusion(
+                    choices=(*SHARES_KEPT, "blocks-keep-attention", "blocks"),
+                    other="compile",
+                    other_choices=OWN_GRAPHS,
+                    reason="CUDA graphs of Inductor's own fail where the backward recomputes (pytorch#154306)",
+                    instead={"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"},
                 ),
             ),
         ),

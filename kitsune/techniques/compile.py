@@ -61,6 +61,7 @@ class Compile(Technique):
             half_weights=build.half_weights,
             sole_outputs=build.sole_outputs,
             rounded_to=build.half_activations,
+            kept_share=build.kept_share,
         )
         build.forward = torch.compile(own_code(forward), dynamic=False, backend=backend)
         if choice in OWN_GRAPHS:
@@ -82,7 +83,8 @@ class Inductor:
     `may_run_twice`: a loop may run a second backward, so the first must not reuse the memory of activations. `rewrite`
     changes a graph before Inductor sees it; `half_weights` copies the weights that only products read; rows of
     `sole_outputs` are padded; what autocast leaves in fp32 is rounded to `rounded_to`; counters of batch norms are
-    merged. `asked`: more options, read at the first call, because techniques that are applied later add some.
+    merged. Of what the backward reads, at most `kept_share` is kept and the rest computed again. `asked`: more options,
+    read at the first call, because techniques that are applied later add some.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Inductor:
         half_weights: HalfWeights | None = None,
         sole_outputs: SoleOutputs | None = None,
         rounded_to: torch.dtype | None = None,
+        kept_share: float = 1.0,
     ) -> None:
         self.__name__ = "inductor"  # torch's error messages name the backend by it
         self._may_run_twice = may_run_twice
@@ -104,6 +107,7 @@ class Inductor:
         self._half_weights = half_weights
         self._sole_outputs = sole_outputs
         self._rounded_to = rounded_to
+        self._kept_share = kept_share
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
         sole_outputs = self._sole_outputs if is_whole(graph) else None
@@ -126,6 +130,8 @@ class Inductor:
                 stack.enter_context(without_donated_buffers())
             if is_padded:
                 stack.enter_context(with_strides_of_outputs())
+            if self._kept_share < 1:
+                stack.enter_context(keeping(self._kept_share))
             if half is None or not positions:
                 return torch._inductor.compile(graph, inputs, options=options)
             examples = examples_with(half.dtype, graph, inputs, positions)
@@ -136,6 +142,13 @@ def is_whole(graph: torch.fx.GraphModule) -> bool:
     """Whether the graph ends because its function returns: what leaves it goes to no other code of that function."""
     reason: Any = getattr(graph, "compile_subgraph_reason", None)
     return reason is not None and not reason.graph_break
+
+
+def keeping(share: float) -> contextlib.AbstractContextManager[Any]:
+    """Code compiled in the block keeps at most this share of what its backward reads."""
+    config: Any = importlib.import_module("torch._functorch.config")
+    patched: contextlib.AbstractContextManager[Any] = config.patch(activation_memory_budget=share)
+    return patched
 
 
 def with_strides_of_outputs() -> contextlib.AbstractContextManager[Any]:

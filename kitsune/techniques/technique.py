@@ -42,6 +42,8 @@ class Facts:
     others_parameters: int = 0  # how many trained parameters of the model are not in the optimizer
     sparse_gradients: bool = False
     open_masks: bool = False  # an attention_mask of the batch shows every position; True where no batch is known
+    blocks: int = 0  # how many modules repeat others of the model, as recompute finds them
+    drops: bool = False  # a module of the model draws a dropout mask
     host_sync: str | None = None  # the user's line that waits for the device in the step as given
 
 
@@ -69,6 +71,7 @@ class Build:
     unfused: Callable[..., Any] | None = None  # the forward before fusion
     half_weights: HalfWeights | None = None  # passed to what torch.compile compiles
     half_activations: torch.dtype | None = None  # to which torch.compile rounds what autocast leaves in fp32
+    kept_share: float = 1.0  # of what the backward reads, that torch.compile may keep
     asks_for_masks: bool = False  # batches whose attention_mask shows every position are steps of their own
     sole_outputs: SoleOutputs | None = None  # whose rows torch.compile may pad, in a loop
     inductor: dict[str, Any] = field(default_factory=dict)  # options for Inductor that other choices need

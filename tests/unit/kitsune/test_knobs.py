@@ -66,7 +66,7 @@ def test_clashes_are_the_declared_pairs():
     pools = [choice for choice in KNOBS["pool_bytes"].choices if choice]
     assert {found for found in found if found[0] == "pool_bytes"} == {("pool_bytes", n, "streams", 1) for n in pools}
     assert {name for name, *_ in found} == {
-        *("capture", "attention", "streams", "pool_bytes", "weights", "activations", "masks", "inductor")
+        *("capture", "attention", "streams", "pool_bytes", "weights", "activations", "masks", "inductor", "recompute")
     }
 
 
