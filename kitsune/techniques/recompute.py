@@ -76,7 +76,7 @@ def checkpointed(blocks: Sequence[torch.nn.Module], keep: Any) -> Iterator[None]
     given = [block.__dict__.get("forward") for block in blocks]
     try:
         for block in blocks:
-            block.forward = _checkpoint_of(block, keep)  # type: ignore[method-assign]
+            block.forward = _checkpoint_of(block, keep)
         yield
     finally:
         for block, before in zip(blocks, given, strict=True):
