@@ -43,6 +43,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.minutes
 def test_it_runs_as_a_module_and_says_nothing_else():
     done = run("--models", "mlp", "--iterations", "3")
     assert done.returncode == 0, done.stderr

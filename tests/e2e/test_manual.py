@@ -410,6 +410,7 @@ def test_custom_model_testing():
     assert "batch 64" in shown
 
 
+@pytest.mark.minutes
 def test_the_quick_benchmark_suite():
     """Changed: one of the three models, since ResNet-18 takes a minute on a CPU; the next test has them all."""
     assert run("python", "-m", "tests.benchmarks.baseline", "--models", "lenet5").startswith("LeNet5 on ")
@@ -422,6 +423,7 @@ def test_the_quick_benchmark_suite_as_printed():
     assert [line.split()[0] for line in shown.splitlines()] == ["MLP", "LeNet5", "ResNet"]
 
 
+@pytest.mark.minutes
 def test_benchmarks_only():
     """Changed: `--collect-only`, since the suite itself runs them."""
     shown = run("pytest", "tests/benchmarks/", "-m", "benchmark", "--collect-only", "-q")

@@ -43,6 +43,7 @@ def told(folder: str) -> str:
     return json.dumps({"hits": hits_of_compiled_code(), "benefit": key_of_a_norm(folder), "timing": repr(key())})
 
 
+@pytest.mark.minutes
 def test_another_process_comes_to_the_same_keys(tmp_path):
     found = []
     for seed in ("1", "2"):

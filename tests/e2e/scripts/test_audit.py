@@ -1,8 +1,11 @@
 """The real pip-audit without a network."""
 
+import pytest
+
 from scripts import audit
 
 
+@pytest.mark.minutes
 def test_without_a_network_pip_audit_ends_as_foreseen(monkeypatch, capsys, tmp_path):
     """The real one, behind a proxy that is not there."""
     for name in ("HTTPS_PROXY", "https_proxy"):

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 FIRST_USE = """
 import random
 import kitsune
@@ -22,6 +24,7 @@ except AttributeError:  # a number is no archive
 """
 
 
+@pytest.mark.minutes
 def test_the_first_use_in_a_process_draws_nothing_from_the_random_of_python():
     done = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, check=False, timeout=150)
     assert (done.returncode, done.stdout) == (0, "seen\n"), done.stderr

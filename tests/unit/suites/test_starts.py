@@ -52,6 +52,7 @@ def test_a_second_process_finds_all_that_the_first_has_compiled(tmp_path):
     assert sum(warm["calls_s"]) < sum(cold["calls_s"]) < cold["whole_s"]
 
 
+@pytest.mark.minutes
 def test_a_process_that_fails_ends_the_suite(tmp_path):
     with pytest.raises(SystemExit, match="zoo:nothing"):
         in_a_process("zoo:nothing", "cpu", {}, tmp_path)

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.minutes
 def test_a_loader_that_blocks_does_not_hold_up_the_end_of_the_process():
     code = (
         "import threading\n"

@@ -39,6 +39,7 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
+@pytest.mark.minutes
 def test_the_others_wait_for_the_one_that_compiles(tmp_path, child):
     first = child(lasts_s=6)
     assert line_of(first) == "begins"

@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.processes import is_gone
 
 HOLDING = """
@@ -19,6 +21,7 @@ ReferenceCache(Path(sys.argv[1]), "d").errors("y", make)
 """
 
 
+@pytest.mark.minutes
 def test_a_process_killed_while_computing_does_not_block_others(tmp_path):
     command = [sys.executable, "-c", HOLDING, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:

@@ -27,6 +27,7 @@ def test_an_invalid_answer_of_a_measuring_process_is_an_error(said):
         checkup.told(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
 
 
+@pytest.mark.minutes
 def test_a_process_of_its_own_measures_when_it_is_told_to():
     process = checkup.started("cpu", 1)
     assert process.poll() is None

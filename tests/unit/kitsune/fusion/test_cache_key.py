@@ -49,6 +49,7 @@ def fused(*patterns):
     return found, counters["aot_autograd"]["autograd_cache_hit"]
 
 
+@pytest.mark.minutes
 def test_what_one_process_has_compiled_the_next_one_finds():
     (first, at_first), (second, then) = fused(), fused()
     assert (at_first, then) == (0, 1)

@@ -50,7 +50,7 @@ def gradients_of(forward, model):
     [({}, 1), ({"padding": 3}, 1), ({"is_tied": False}, 0), ({"penalty": 0.1}, 1)],
     ids=["tied", "tied, with padding", "not tied", "tied, with a penalty"],
 )
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("half", [pytest.param(False, marks=pytest.mark.minutes), True])
 def test_rows_are_added_to_the_gradient_of_the_head(given, merged, half):
     CustomGraphPass.register(Counted)
     torch._dynamo.reset()
@@ -82,7 +82,9 @@ class Doubled(Model):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("make", "merged"), [(Twice, 2), (Triplet, 2), (Doubled, 0)])
+@pytest.mark.parametrize(
+    ("make", "merged"), [(Twice, 2), pytest.param(Triplet, 2, marks=pytest.mark.minutes), (Doubled, 0)]
+)
 def test_several_lookups_of_one_weight(make, merged):
     CustomGraphPass.register(Counted)
     torch._dynamo.reset()

@@ -23,16 +23,19 @@ def compiled(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.minutes
 def test_each_fits_on_a_multiprocessor(compiled):
     assert len(compiled) == 7
     assert all(kernel["shared"] <= SHARED_BYTES for kernel in compiled)
 
 
+@pytest.mark.minutes
 def test_the_products_of_each_overlap_but_with_relu(compiled):
     waiting = [(kernel["name"], kernel["KIND"]) for kernel in compiled if "are serialized" in kernel["told"]]
     assert waiting == [("linear_activation", "relu")]
 
 
+@pytest.mark.minutes
 def test_all_of_each_stays_in_registers(compiled):
     assert all("0 bytes spill stores, 0 bytes spill loads" in kernel["told"] for kernel in compiled)
 

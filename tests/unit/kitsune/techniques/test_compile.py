@@ -59,6 +59,7 @@ def compiled():
     return counters["inductor"]["fxgraph_cache_miss"]
 
 
+@pytest.mark.minutes
 def test_by_another_attention_backend_it_is_compiled_anew_forward_and_backward():
     found = []
     for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH):
@@ -68,6 +69,7 @@ def test_by_another_attention_backend_it_is_compiled_anew_forward_and_backward()
     assert found == [2, 2, 0]
 
 
+@pytest.mark.minutes
 def test_a_loop_with_a_second_backward_is_not_given_the_code_of_a_step():
     """Both backwards are the same graph, and that of a step writes over what it was given."""
     gradients()

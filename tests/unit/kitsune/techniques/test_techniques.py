@@ -355,6 +355,7 @@ def attention_kernels(choice):
     return {event.name for event in profile.events() if "scaled_dot_product" in event.name}
 
 
+@pytest.mark.minutes
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch, of torch
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")  # torch 2.11

@@ -62,6 +62,7 @@ def test_the_workload_of_a_zoo_plan_is_found_by_its_fingerprint(call, tmp_path):
     assert json.loads(out)["workload"] == "zoo:mlp?size=tiny&batch=24"
 
 
+@pytest.mark.minutes
 def test_a_zoo_plan_of_tokens_is_found_too():
     spec = "zoo:gpt2_small?size=tiny&batch=2&seq=16"
     assert zoo_workload(tuned_for(spec, "2x16"), "cpu") == spec

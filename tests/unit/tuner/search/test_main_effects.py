@@ -23,6 +23,7 @@ def costs(*tried: dict[str, Choice]) -> list[tuple[Configuration, float]]:
     return [(knobs, cost(knobs)) for knobs in tried]
 
 
+@pytest.mark.minutes
 @settings(max_examples=15)
 @given(small_spaces)
 def test_the_grid_is_every_allowed_configuration(space: Space) -> None:

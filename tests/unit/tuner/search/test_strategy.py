@@ -63,6 +63,7 @@ def distinct(trials: list[Trial]) -> int:
 # The whole search, on paper -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.minutes
 def test_regret_after_few_trials_and_after_many() -> None:
     """Mean of 10 surfaces; of 14 others 8.1 % after 25, and 8.7 with the knob masks."""
     ours: dict[int, list[float]] = {9: [], 12: [], 25: []}

@@ -327,6 +327,7 @@ def test_where_time_ended_before_the_step_as_given_was_timed_the_candidate_has_n
     assert words(conclusion.plan.knobs) == COMPILED
 
 
+@pytest.mark.minutes
 @settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([60, 120, 300, None]))
 def test_however_processes_end_the_answer_knows_the_step_as_given(seed, at_once, budget_s):

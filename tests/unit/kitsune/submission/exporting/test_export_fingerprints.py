@@ -9,6 +9,7 @@ from tests.unit.kitsune.submission.hf_steps import bert
 from tests.unit.kitsune.submission.steps import archive_of, lenet, llama, make, mlp, resnet
 
 
+@pytest.mark.minutes
 def test_masks_of_transformers_are_in_the_fingerprint_as_eager_found_them():
     assert fingerprint_of(make("causal")) == archive_of("causal").fingerprint
     causal = make("translator")
