@@ -68,7 +68,7 @@ def is_compiled(knobs: Mapping[str, Choice]) -> bool:
 
 def numeric_choices(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
     """Those of the choices that may change the numbers: plans with the same ones compute the same."""
-    return {name: choice for name, choice in knobs.items() if KNOBS[name].changes_numbers}
+    return {name: choice for name, choice in knobs.items() if name not in KNOBS or KNOBS[name].changes_numbers}
 
 
 def dtype_choices(knobs: Mapping[str, Choice]) -> dict[str, Choice]:

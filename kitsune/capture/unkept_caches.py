@@ -4,6 +4,7 @@ A training loop reads none of them, and their tensors would be among those that 
 forward gives out an UnkeptCache in the place of each.
 """
 
+import sys
 from typing import Any
 
 
@@ -23,6 +24,12 @@ class UnkeptCache:
 
     def __repr__(self) -> str:
         return f"<a {self._kind} that was not kept>"
+
+
+def cache_classes() -> tuple[type, ...]:
+    """The base class of caches, if transformers is loaded: torch.compile can follow an isinstance, not `is_cache`."""
+    loaded = sys.modules.get("transformers.cache_utils")
+    return () if loaded is None else (loaded.Cache,)
 
 
 def is_cache(value: Any) -> bool:

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import kitsune.fusion
 from kitsune.autograd.half_weights import HalfWeights
+from kitsune.autograd.random_operations import DRAWS, draws
 from kitsune.autograd.sole_outputs import SoleOutputs, has_unaligned_head
 from kitsune.capture.compile_isolation import leave_out_repeated_logs, own_code
 from kitsune.fusion import tied_gradients
@@ -131,6 +132,8 @@ class Inductor:
             if is_padded:
                 stack.enter_context(with_strides_of_outputs())
             if self._kept_share < 1:
+                if draws(graph, inputs):
+                    raise RuntimeError(DRAWS)
                 stack.enter_context(keeping(self._kept_share))
             if half is None or not positions:
                 return torch._inductor.compile(graph, inputs, options=options)

@@ -1,6 +1,6 @@
 """precision: the dtype of matrix products and convolutions, by autocast or by TF32; fp16 with loss scaling."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -60,10 +60,11 @@ TOLERANCES = {
 }
 
 
-def precision_of(knobs: Mapping[str, Choice], parameter_dtypes: Collection[torch.dtype]) -> str:
-    """The precision that a step computes in: the half format of its parameters, else that of the plan."""
-    halves = [name for name, dtype in AUTOCAST.items() if dtype in parameter_dtypes]
-    return halves[0] if halves else str(knobs.get(Precision.name, "fp32"))
+def precision_of(knobs: Mapping[str, Choice], parameters: Iterable[torch.Tensor]) -> str:
+    """The precision that a step computes in: the half format of most of its parameters, else that of the plan."""
+    dtypes = [parameter.dtype for parameter in parameters]
+    halves = (name for name, dtype in AUTOCAST.items() if 2 * dtypes.count(dtype) > len(dtypes))
+    return next(halves, str(knobs.get(Precision.name, "fp32")))
 
 
 TECHNIQUE = Precision()

@@ -6,15 +6,19 @@ et al., "Training Deep Nets with Sublinear Memory Cost", 2016), torch's own and 
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 import torch
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from kitsune.autograd.random_operations import DRAWS
+from kitsune.capture.unkept_caches import cache_classes
 from kitsune.knobs import SHARES_KEPT, Choice
-from kitsune.techniques.technique import Build, Facts, Technique
+from kitsune.techniques.technique import Build, Context, Facts, Technique
 
 SHARES: Final = dict(zip(SHARES_KEPT, (0.75, 0.5, 0.3), strict=True))
 BATCH_NORMS: Final = torch.nn.modules.batchnorm._BatchNorm
@@ -27,70 +31,96 @@ class Recompute(Technique):
 
     def why_not(self, choice: Choice, facts: Facts) -> str | None:
         if choice in SHARES:
-            if facts.drops:
-                return "AOTAutograd may recompute a dropout with another mask (pytorch#190758); blocks do not"
             return facts.compiler
-        return None if facts.blocks else "no two modules of one kind, with parameters and without batch norm, in a row"
+        return None if facts.blocks else "no modules of one kind in a row that have parts and write to no buffers"
 
     def apply(self, choice: Choice, build: Build) -> None:
         if choice in SHARES:
             build.kept_share = SHARES[str(choice)]
             return
         keep = keeps_attention if choice == "blocks-keep-attention" else None
-        build.forward_contexts.append(partial(checkpointed, repeated_blocks(build.model), keep))
+        others = tuple(build.forward_contexts)
+        forwards = [(block, checkpoint_of(block.forward, keep, others)) for block in repeated_blocks(build.model)]
+        build.forward_contexts.append(partial(replaced, forwards))
+
+    def blames(self, error: BaseException) -> bool:
+        return DRAWS in str(error)
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The modules that a model repeats: two or more of one class in a Sequential or ModuleList, each with submodules.
 
-    The outermost ones, in order. None with a batch norm: a second forward would count the batch twice.
+    The outermost ones, in order, each once. None whose forward is known to write to a buffer: a second forward would
+    count the batch twice.
     """
-    found: list[torch.nn.Module] = []
-    for child in model.children():
-        same = _repeated(child) if isinstance(child, torch.nn.Sequential | torch.nn.ModuleList) else []
-        found += same
-        if not same:
-            found += repeated_blocks(child)
-    return found
+    same = _repeated(model) if isinstance(model, torch.nn.Sequential | torch.nn.ModuleList) else []
+    found = same or [block for child in model.children() for block in repeated_blocks(child)]
+    return list(dict.fromkeys(found))
 
 
 def _repeated(container: torch.nn.Module) -> list[torch.nn.Module]:
-    kinds = [type(child) for child in container.children()]
-    return [child for child in container.children() if kinds.count(type(child)) > 1 and _is_block(child)]
+    children = [child for child in container._modules.values() if child is not None]
+    kinds = [type(child) for child in children]
+    return [child for child in children if kinds.count(type(child)) > 1 and _is_block(child)]
 
 
 def _is_block(module: torch.nn.Module) -> bool:
     has_parts = any(True for _ in module.children()) and any(True for _ in module.parameters())
-    return has_parts and not any(isinstance(part, BATCH_NORMS) for part in module.modules())
+    return has_parts and not any(_writes(part) for part in module.modules())
 
 
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Whether a module of it draws a mask. A dropout that is only a function is not seen."""
-    kinds = torch.nn.modules.dropout._DropoutNd
-    return any(isinstance(part, kinds) and part.training and part.p > 0 for part in model.modules())
+def _writes(module: torch.nn.Module) -> bool:
+    """Whether its forward writes to its buffers: a batch norm, or a spectral norm of either kind."""
+    hooks = module._forward_pre_hooks.values()
+    return isinstance(module, (BATCH_NORMS, _SpectralNorm)) or any(isinstance(hook, SpectralNorm) for hook in hooks)
+
+
+Forward = Callable[..., Any]
 
 
 @contextlib.contextmanager
-def checkpointed(blocks: Sequence[torch.nn.Module], keep: Any) -> Iterator[None]:
-    """Within it the blocks keep their inputs only, and what `keep` says; the forwards of the blocks are replaced."""
-    given = [block.__dict__.get("forward") for block in blocks]
+def replaced(forwards: Sequence[tuple[torch.nn.Module, Forward]]) -> Iterator[None]:
+    """Within it each of the modules has this forward."""
+    given = [module.__dict__.get("forward") for module, _ in forwards]
     try:
-        for block in blocks:
-            block.forward = _checkpoint_of(block, keep)
+        for module, forward in forwards:
+            module.forward = forward
         yield
     finally:
-        for block, before in zip(blocks, given, strict=True):
+        for (module, _), before in zip(forwards, given, strict=True):
             if before is None:
-                block.__dict__.pop("forward", None)
+                module.__dict__.pop("forward", None)
             else:
-                block.forward = before
+                module.forward = before
 
 
-def _checkpoint_of(block: torch.nn.Module, keep: Any) -> Any:
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": has_dropout(block)}
+def checkpoint_of(forward: Forward, keep: Any, contexts: Sequence[Context]) -> Forward:
+    """The forward of a block that keeps its inputs only, and what the policy `keep` says.
+
+    The second forward runs in `contexts` as well: the backward, in which it runs, is outside of them. Caches for
+    generation are left out, since it would append to them again; where one is filled, nothing is recomputed.
+    """
+    caches, options = cache_classes(), dict[str, Any](use_reentrant=False)
     if keep is not None:
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep)
-    return partial(checkpoint, block.forward, **options)
+
+    def within(*arguments: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():  # which sees to that
+            return forward(*arguments, **named)
+        with contextlib.ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context())
+            return forward(*arguments, **named)
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        given: list[Any] = [each for each in (*arguments, *named.values()) if isinstance(each, caches)]
+        if any(cache.get_seq_length() > 0 for cache in given):
+            return forward(*arguments, **named)
+        kept = [None if isinstance(each, caches) else each for each in arguments]
+        kept_by_name = {name: None if isinstance(each, caches) else each for name, each in named.items()}
+        return checkpoint(partial(within, **kept_by_name), *kept, **options)
+
+    return run
 
 
 def keeps_attention(_context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:

@@ -43,7 +43,6 @@ class Facts:
     sparse_gradients: bool = False
     open_masks: bool = False  # an attention_mask of the batch shows every position; True where no batch is known
     blocks: int = 0  # how many modules repeat others of the model, as recompute finds them
-    drops: bool = False  # a module of the model draws a dropout mask
     host_sync: str | None = None  # the user's line that waits for the device in the step as given
 
 

@@ -10,6 +10,7 @@ from tuner.workloads.batches import converted
 from tuner.workloads.plain_step import plain_step
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
+FP32_AS_GIVEN, HALF_AS_GIVEN = "the reference is fp32", "the reference is in half precision, as given"
 #: What a model with a hard-coded dtype may raise in another one.
 NOT_CONVERTIBLE = (RuntimeError, TypeError, ValueError, NotImplementedError)
 
@@ -22,11 +23,10 @@ def dtypes_of_references(parameters: Iterable[torch.Tensor], *, double: bool) ->
     A model given in half precision has a reference in fp32, since it would have no error against itself.
     """
     is_half = any(parameter.dtype in HALVES for parameter in parameters)
-    as_given = "the reference is in half precision, as given" if is_half else "the reference is fp32"
     return [
         *([(torch.float64, "")] if double else []),
-        *([(torch.float32, "the reference is fp32")] if is_half else []),
-        (None, as_given),
+        *([(torch.float32, "the reference is fp32, the model is not")] if is_half else []),
+        (None, HALF_AS_GIVEN if is_half else FP32_AS_GIVEN),
     ]
 
 
@@ -34,7 +34,7 @@ def reference_step(workload: Workload, dtype: torch.dtype | None) -> PlainStep:
     """Its plain step of a batch and whether it updates, with the model, the loss and the batch's floats in `dtype`."""
     if dtype is None:
         return lambda x, y, update: plain_step(workload, x, y, update=update)
-    workload.model.to(dtype)
-    if isinstance(workload.loss_fn, torch.nn.Module):
-        workload.loss_fn.to(dtype)
+    for module in (workload.model, workload.loss_fn):
+        if isinstance(module, torch.nn.Module):  # Module.to would make complex numbers real
+            module.double() if dtype is torch.float64 else module.float()
     return lambda x, y, update: plain_step(workload, *converted((x, y), dtype), update=update)

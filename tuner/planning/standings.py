@@ -39,6 +39,7 @@ def unrefused(trials: Sequence[Trial]) -> list[Trial]:
     """
     failed = failed_confirmations(trials)
     wrong = [numeric_choices(each.knobs) for each in failed if each.failure and each.failure.kind in NUMERIC]
+    wrong = [choices for choices in wrong if choices]  # the numbers as given are right: capture or streams are not
 
     def is_refused(knobs: Configuration) -> bool:
         is_wrong = numeric_choices(knobs) in wrong and not is_stock(knobs)

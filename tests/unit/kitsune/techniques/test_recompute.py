@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import spectral_norm as old_spectral_norm
+from torch.nn.utils.parametrizations import spectral_norm as new_spectral_norm
 
 from kitsune import Plan, TrainStep
 from kitsune.knobs import KNOBS, clashes
-from kitsune.techniques.recompute import checkpointed, has_dropout, repeated_blocks
+from kitsune.techniques.recompute import checkpoint_of, repeated_blocks, replaced
 from tests.step_cases import sgd
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor, at its first import
@@ -108,38 +110,111 @@ def test_a_dropout_is_computed_again_with_the_mask_that_it_had(choice):
     torch.testing.assert_close(found[1], given[1])
 
 
-def declined(model, **knobs):
-    with TrainStep(model, F.mse_loss, sgd(model.parameters()), Plan.by_hand(**knobs)) as step:
-        return step.report.declined["recompute"]
+class Drawing(nn.Module):
+    """A block without biases: the sum of each weight times its gradient is the loss times the count of weights."""
+
+    def __init__(self, draw) -> None:
+        super().__init__()
+        self.draw, self.linear = draw, nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False))
+
+    def forward(self, x):
+        return self.draw(torch.relu(self.linear(x)))
 
 
-def test_where_it_would_be_wrong_or_has_nothing_to_save_it_is_declined():
-    assert "another mask" in declined(Stack(0.5), compile="default", recompute="keep-50")
-    assert "no two modules" in declined(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), recompute="blocks")
+@pytest.mark.parametrize("choice", BLOCKS)
+@pytest.mark.parametrize("draw", [lambda x: F.dropout(x, 0.5), lambda x: x * torch.rand_like(x)])
+def test_what_a_function_draws_is_drawn_again(draw, choice):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(Drawing(draw) for _ in range(3))), torch.randn(8, WIDTH)
+    with TrainStep(model, lambda h, _: h.sum(), torch.optim.SGD(model.parameters(), 0.0), made(choice)) as step:
+        for _ in range(3):
+            loss = step(x, x).item()
+            found = sum((each * each.grad).sum().item() for each in model.parameters())
+            assert found == pytest.approx(3 * loss, rel=1e-4)
+
+
+def made(choice, **others):
+    return Plan.by_hand(recompute=choice, **others)
+
+
+def reported(model, plan, x=None):
+    with TrainStep(model, lambda h, _: h.sum(), sgd(model.parameters()), plan) as step:
+        if x is not None:
+            step(x, x)
+        return step.report
+
+
+@pytest.mark.parametrize("draw", [lambda x: F.dropout(x, 0.5), nn.Dropout(0.5)])
+def test_a_share_is_declined_where_the_graph_draws(draw):
+    torch._dynamo.reset()
+    report = reported(nn.Sequential(Drawing(draw)), made("keep-50", compile="default"), torch.randn(2, WIDTH))
+    assert "pytorch#190758" in report.declined["recompute"]
+    assert report.applied == {"compile": "default"}
+
+
+@pytest.mark.parametrize("choice", BLOCKS)
+def test_a_compiled_step_is_compiled_once(choice, monkeypatch):
+    torch._dynamo.reset()
+    compiled, given = [], torch._inductor.compile
+    monkeypatch.setattr(
+        torch._inductor, "compile", lambda *found, **options: compiled.append(found) or given(*found, **options)
+    )
+    model, x = Stack(), torch.randn(2, 8, WIDTH)
+    with TrainStep(model, F.mse_loss, sgd(model.parameters()), made(choice, compile="default")) as step:
+        for _ in range(12):
+            step(x, torch.zeros(2))
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("choice", BLOCKS)
+def test_a_backend_of_attention_holds_when_it_is_computed_again(choice):
+    torch.testing.assert_close(trained(attention="math", recompute=choice)[:2], trained(attention="math")[:2])
+
+
+def test_where_it_has_nothing_to_save_or_would_count_twice_it_is_declined():
     normed = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)]
-    assert "batch norm" in declined(nn.Sequential(*normed), recompute="blocks")
+    spectral = [nn.Sequential(make(nn.Linear(4, 4))) for make in (new_spectral_norm, old_spectral_norm) for _ in "ab"]
+    for blocks in ([nn.Linear(4, 4), nn.Linear(4, 4)], normed, spectral):
+        assert "write to no buffers" in reported(nn.Sequential(*blocks), made("blocks")).declined["recompute"]
 
 
-def test_a_dropout_that_is_off_is_none():
-    assert has_dropout(Stack(0.5))
-    assert not has_dropout(Stack(0.5).eval())
-    assert not has_dropout(Stack(0.0))
-
-
-def test_blocks_are_the_outermost_that_repeat():
+def test_blocks_are_the_outermost_that_repeat_each_once():
     stack = Stack()
     assert repeated_blocks(nn.Sequential(nn.Linear(4, 4), stack)) == list(stack.blocks)
     nested = nn.ModuleList([nn.Sequential(Block(0.0), Block(0.0)) for _ in range(2)])
     assert repeated_blocks(nn.Sequential(nested)) == list(nested)
+    shared = Block(0.0)
+    assert repeated_blocks(nn.Sequential(shared, shared)) == [shared]
 
 
 def test_a_forward_that_the_user_has_replaced_is_used_and_comes_back():
     block = Stack().blocks[0]
-    block.forward = own = lambda x: x * 2
-    with checkpointed([block], None):
-        assert torch.equal(block(torch.ones(2, requires_grad=True)), torch.full((2,), 2.0))
+    block.forward = own = lambda x, *, debug: x * debug
+    with replaced([(block, checkpoint_of(block.forward, None, ()))]):
+        assert torch.equal(block(torch.ones(2, requires_grad=True), debug=2), torch.full((2,), 2.0))
         assert block.forward is not own
     assert block.forward is own
+
+
+@pytest.mark.parametrize("choice", BLOCKS)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_decoders_of_transformers_append_nothing_to_their_cache_again(choice, attention):
+    transformers = pytest.importorskip("transformers")
+    options = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    found = []
+    for plan in (None, made(choice)):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(vocab_size=64, attn_implementation=attention, **options)
+        model = transformers.LlamaForCausalLM(config)
+        tokens = torch.randint(64, (2, 16))
+        mask = torch.ones_like(tokens)
+        mask[:, :4] = 0
+        batch = {"input_ids": tokens, "attention_mask": mask, "labels": tokens}
+        with TrainStep(model, None, sgd(model.parameters()), plan) as step:
+            losses = [step(batch).item() for _ in range(2)]
+            assert not step.report.declined
+        found.append((losses, [parameter.grad for parameter in model.parameters()]))
+    torch.testing.assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("choice", [choice for choice in KNOBS["recompute"].choices if choice != "off"])

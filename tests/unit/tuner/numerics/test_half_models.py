@@ -6,16 +6,18 @@ import pytest
 import torch
 
 from kitsune import Workload
+from kitsune.techniques.precision import precision_of
 from tests.unit.tuner import faulty_steps
 from tuner.building.arms import LiveArm
 from tuner.building.probe import Probe
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.numerics_gate import Proof, prove
+from tuner.numerics.reference import reference_step
 from tuner.numerics.training_trace import perturb, start_of
 from tuner.records import Failure, FailureKind
 
 #: What the gate says of its reference -> seconds that float64 may take.
-NOTES = {"": None, "the reference is fp32": 1e-9}
+NOTES = {"": None, "the reference is fp32, the model is not": 1e-9}
 
 
 PROBE = Probe(random=False, vary=True, step_ms=1.0, peak_bytes=0, parameters=1)
@@ -79,6 +81,28 @@ def test_a_perturbed_start_differs_in_every_format():
         perturb(workload, 0)
         weight, before = workload.model.hidden.weight.detach(), start.parameters[start.names.index("hidden.weight")]
         assert 0 < (weight - before).norm() < 8 * torch.finfo(weight.dtype).eps * before.norm()
+
+
+def test_complex_numbers_of_a_model_stay_complex():
+    model = torch.nn.Linear(4, 4).bfloat16()
+    model.register_buffer("turns", torch.polar(torch.ones(2), torch.ones(2)))
+    for dtype in (torch.float32, torch.float64):
+        reference_step(Workload(model, None, torch.optim.SGD(model.parameters(), 0.1), (torch.ones(2, 4), None)), dtype)
+        assert (model.weight.dtype, model.turns.is_complex()) == (dtype, True)
+
+
+@pytest.mark.parametrize(("halves", "precision"), [(0, "fp32"), (1, "fp32"), (3, "bf16"), (4, "bf16")])
+def test_a_model_has_the_precision_of_most_of_its_parameters(halves, precision):
+    parameters = [torch.zeros(2, dtype=torch.bfloat16 if place < halves else torch.float32) for place in range(4)]
+    assert precision_of({}, parameters) == precision
+    assert precision_of({"precision": "tf32"}, parameters) == (precision if precision == "bf16" else "tf32")
+
+
+def test_only_a_yardstick_in_the_precision_of_its_reference_is_perturbed():
+    """Where the reference is in fp32, rounding is an error of its own: a perturbation would hide ten times as much."""
+    found = proven("right", 1e-9)
+    assert found.numerics.parameter_allowed < 4 * max(found.numerics.parameter_error, 0.1)
+    found.arm.close()
 
 
 def test_the_floor_of_errors_is_that_of_the_parameters():

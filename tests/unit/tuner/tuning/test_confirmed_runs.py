@@ -178,6 +178,15 @@ def test_what_computes_the_same_as_a_plan_with_wrong_numbers_is_refused_too():
     assert conclusion.plan.knobs == {}
 
 
+def test_wrong_numbers_without_a_choice_that_changes_numbers_refuse_that_configuration_only():
+    graphs = {"capture=step": 5.0, "capture=segments": 5.5}
+    wrong = failure("gradient of a.weight", FailureKind.WRONG)
+    machine = Machine(step_ms=graphs, inapplicable=only("capture=step", "capture=segments"), wrong=wrong)
+    trials, _ = run_out(machine, a_run(budget_trials=12))
+    refused = [words(trial.knobs) for trial in confirmations(trials) if trial.failure is not None]
+    assert refused == ["capture=step", "capture=segments"]
+
+
 def test_where_there_is_no_time_for_a_proof_the_plan_says_so():
     machine = Machine(step_ms=GRAPH_WINS, inapplicable=SMALL, wrong=failure("too slow", FailureKind.TIMEOUT))
     _, conclusion = run_out(machine, a_run(budget_trials=8))
