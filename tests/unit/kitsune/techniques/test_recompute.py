@@ -80,7 +80,7 @@ def plain(compiled):
         pytest.param("keep-75", 0.8, marks=pytest.mark.minutes),
         ("keep-50", 0.6),
         pytest.param("keep-30", 0.4, marks=pytest.mark.minutes),
-        ("blocks-keep-attention", 0.5),
+        pytest.param("blocks-keep-attention", 0.5, marks=pytest.mark.minutes),
         pytest.param("blocks", 0.4, marks=pytest.mark.minutes),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_share_is_declined_where_the_graph_draws(draw):
     assert report.applied == {"compile": "default"}
 
 
-@pytest.mark.parametrize("choice", BLOCKS)
+@pytest.mark.parametrize("choice", ["blocks", pytest.param("blocks-keep-attention", marks=pytest.mark.minutes)])
 def test_a_compiled_step_is_compiled_once(choice, monkeypatch):
     torch._dynamo.reset()
     compiled, given = [], torch._inductor.compile
