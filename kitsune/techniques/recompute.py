@@ -22,6 +22,10 @@ from kitsune.techniques.technique import Build, Context, Facts, Technique
 
 SHARES: Final = dict(zip(SHARES_KEPT, (0.75, 0.5, 0.3), strict=True))
 BATCH_NORMS: Final = torch.nn.modules.batchnorm._BatchNorm
+NO_BLOCKS: Final = (
+    "the model repeats no block: modules of one class in a Sequential or ModuleList, with submodules and parameters, "
+    "and without batch norm or spectral norm"
+)
 #: Namespace and name of torch's attention operators: they take the longest to compute again for what they keep.
 ATTENTION: Final = "aten::_scaled_dot_product"
 
@@ -32,7 +36,7 @@ class Recompute(Technique):
     def why_not(self, choice: Choice, facts: Facts) -> str | None:
         if choice in SHARES:
             return facts.compiler
-        return None if facts.blocks else "no modules of one kind in a row that have parts and write to no buffers"
+        return None if facts.blocks else NO_BLOCKS
 
     def apply(self, choice: Choice, build: Build) -> None:
         if choice in SHARES:
@@ -97,8 +101,9 @@ def replaced(forwards: Sequence[tuple[torch.nn.Module, Forward]]) -> Iterator[No
 def checkpoint_of(forward: Forward, keep: Any, contexts: Sequence[Context]) -> Forward:
     """The forward of a block that keeps its inputs only, and what the policy `keep` says.
 
-    The second forward runs in `contexts` as well: the backward, in which it runs, is outside of them. Caches for
-    generation are left out, since it would append to them again; where one is filled, nothing is recomputed.
+    The backward, which runs the forward a second time, is outside of the contexts of the step, so `contexts` are entered
+    again. A cache for generation is not passed on: both forwards would append to it. With a cache that holds keys and
+    values already, nothing is recomputed.
     """
     caches, options = cache_classes(), dict[str, Any](use_reentrant=False)
     if keep is not None:

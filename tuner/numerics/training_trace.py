@@ -74,7 +74,7 @@ def load_state(workload: Workload, start: ModelState) -> None:
 
 
 def perturb(workload: Workload, seed: int) -> None:
-    """Changes the parameters by a few units in the last place; in half precision a part of the elements, by one."""
+    """Changes the parameters by a few units in the last place; in half precision some elements, by one unit."""
     device = device_of(workload.model)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
