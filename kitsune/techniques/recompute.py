@@ -101,8 +101,8 @@ def replaced(forwards: Sequence[tuple[torch.nn.Module, Forward]]) -> Iterator[No
 def checkpoint_of(forward: Forward, keep: Any, contexts: Sequence[Context]) -> Forward:
     """The forward of a block that keeps its inputs only, and what the policy `keep` says.
 
-    The backward, which runs the forward a second time, is outside of the contexts of the step, so `contexts` are entered
-    again. A cache for generation is not passed on: both forwards would append to it. With a cache that holds keys and
+    The backward runs the forward a second time, outside of the contexts of the step, so `contexts` are entered again.
+    A cache for generation is not passed on: both forwards would append to it. With a cache that holds keys and
     values already, nothing is recomputed.
     """
     caches, options = cache_classes(), dict[str, Any](use_reentrant=False)
