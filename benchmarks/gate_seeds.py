@@ -64,10 +64,13 @@ ROUNDED: Final[Mapping[str, Choice]] = {
     "fusion": "products",
 }
 TRANSFORMERS: Final = ("nanogpt/12x1024", "bert_base/16x128", "gpt2_small/8x512", "vit_b16/64")
-LARGE: Final = tuple(
-    Candidate(f"{case} {name}", CASES[case].spec, knobs)
-    for case in (*TRANSFORMERS, "resnet50/64")
-    for name, knobs in (COMPILED | ({"rounded": ROUNDED} if case in TRANSFORMERS else {})).items()
+LARGE: Final = (
+    *(
+        Candidate(f"{case} {name}", CASES[case].spec, knobs)
+        for case in (*TRANSFORMERS, "resnet50/64")
+        for name, knobs in COMPILED.items()
+    ),
+    *(Candidate(f"{case} rounded", CASES[case].spec, ROUNDED) for case in TRANSFORMERS),
 )
 
 

@@ -8,9 +8,7 @@ settled steps the reference, and eager in the same precision, take the same step
 part of the reference's gradient that is in the plan's, less 1: it shows what is wrong in every step alike.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
@@ -18,9 +16,7 @@ import torch
 
 from benchmarks import results_file
 from benchmarks.cases import CASES
-from benchmarks.knobs import plans_of
-from benchmarks.pairs import item_of
-from kitsune import Plan
+from benchmarks.knobs import knobs_of, parser_of, plans_of
 from kitsune.device.backend import pick_device
 from kitsune.knobs import Choice
 from tuner.building.arms import LiveArm
@@ -86,23 +82,17 @@ def measured(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("choices", nargs="*", type=item_of, metavar="KNOB=CHOICE")
-    parser.add_argument("--case", required=True, choices=CASES, metavar="CASE")
-    parser.add_argument("--plan", type=Path, help="a plan that kitsune tune has written, instead of choices")
-    parser.add_argument("--without", nargs="*", default=[], metavar="KNOB")
-    parser.add_argument("--with", nargs="*", dest="others", type=item_of, default=[], metavar="KNOB=CHOICE")
+    parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=6, help="comparisons of each arm")
     parser.add_argument("--double", action="store_true", help="the reference in float64; in fp32 otherwise")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
     arguments = parser.parse_args()
-    knobs = Plan.load(arguments.plan).knobs if arguments.plan else dict(arguments.choices)
+    knobs = knobs_of(arguments)
     spec = CASES[arguments.case].spec
     out = arguments.out or results_file.free_path(SUITE)
     if not out.exists():
         results_file.append(out, results_file.environment_line(results_file.command_line()))
-    for arm, plan in plans_of(knobs, arguments.without, arguments.others).items():
+    for arm, plan in plans_of(knobs, arguments.without or (), arguments.others).items():
         rows = measured(spec, plan.knobs, arguments.count, arguments.seed, double=arguments.double)
         print(arm, dict(plan.knobs))
         for row in rows[:SHOWN]:

@@ -34,19 +34,29 @@ def plans_of(
     return {arm: Plan.by_hand(**chosen) for arm, chosen in {"plan": dict(knobs), **allowed}.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser for a case, a plan and what is changed in it."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("choices", nargs="*", type=item_of, metavar="KNOB=CHOICE")
     parser.add_argument("--case", required=True, choices=CASES, metavar="CASE")
     parser.add_argument("--plan", type=Path, help="a plan that kitsune tune has written, instead of choices")
     parser.add_argument("--without", nargs="*", metavar="KNOB", help="the knobs to leave out, each by itself")
     parser.add_argument("--with", nargs="*", dest="others", type=item_of, default=[], metavar="KNOB=CHOICE")
+    parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
+    return parser
+
+
+def knobs_of(arguments: argparse.Namespace) -> dict[str, Choice]:
+    return dict(Plan.load(arguments.plan).knobs if arguments.plan else arguments.choices)
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
     parser.add_argument("--no-drop-in", action="store_true")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, help="result file to add to; a new one under benchmarks/results otherwise")
     arguments = parser.parse_args()
     case = CASES[arguments.case]
-    knobs = Plan.load(arguments.plan).knobs if arguments.plan else dict(arguments.choices)
+    knobs = knobs_of(arguments)
     torch.cuda.set_device(DEVICE)
     plans = plans_of(knobs, knobs if arguments.without is None else arguments.without, arguments.others)
     builds: dict[str, Build] = {RIVAL: partial(step_of, RIVAL, case, plans["plan"])}

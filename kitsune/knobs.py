@@ -79,6 +79,11 @@ def dtype_choices(knobs: Mapping[str, Choice]) -> dict[str, Choice]:
 SEVERAL: Final = (2, 3, 4, 5, 6, 7, 8)
 #: Choices of `compile` in which Inductor captures its own CUDA graphs of forward and backward.
 OWN_GRAPHS: Final = ("reduce-overhead", "max-autotune")
+#: The same without these graphs.
+WITHOUT_OWN_GRAPHS: Final[Mapping[Choice, Choice]] = {
+    "reduce-overhead": "default",
+    "max-autotune": "max-autotune-no-cudagraphs",
+}
 #: Choices of `recompute` that limit what a compiled backward reads.
 SHARES_KEPT: Final = ("keep-75", "keep-50", "keep-30")
 #: Exponent of 2 -> that many bytes as text.
@@ -134,11 +139,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                     other="compile",
                     other_choices=("off", *OWN_GRAPHS),
                     reason="copies are passed to compiled graphs, and not through CUDA graphs of Inductor's own",
-                    instead={
-                        "off": "default",
-                        "reduce-overhead": "default",
-                        "max-autotune": "max-autotune-no-cudagraphs",
-                    },
+                    instead={"off": "default", **WITHOUT_OWN_GRAPHS},
                 ),
             ),
         ),
@@ -249,7 +250,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                     other="compile",
                     other_choices=OWN_GRAPHS,
                     reason="CUDA graphs of Inductor's own fail where the backward recomputes (pytorch#154306)",
-                    instead={"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"},
+                    instead=WITHOUT_OWN_GRAPHS,
                 ),
             ),
         ),
@@ -311,7 +312,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
                     other="compile",
                     other_choices=OWN_GRAPHS,
                     reason="this compile mode puts CUDA graphs of its own around forward and backward",
-                    instead={"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"},
+                    instead=WITHOUT_OWN_GRAPHS,
                 ),
             ),
         ),

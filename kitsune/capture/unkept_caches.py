@@ -27,15 +27,13 @@ class UnkeptCache:
 
 
 def cache_classes() -> tuple[type, ...]:
-    """The base class of caches, if transformers is loaded: torch.compile can follow an isinstance, not `is_cache`."""
+    """The base class of caches; none where transformers is not loaded."""
     loaded = sys.modules.get("transformers.cache_utils")
     return () if loaded is None else (loaded.Cache,)
 
 
 def is_cache(value: Any) -> bool:
-    return any(
-        base.__module__ == "transformers.cache_utils" and base.__name__ == "Cache" for base in type(value).__mro__
-    )
+    return isinstance(value, cache_classes())
 
 
 def unkept(leaf: Any) -> Any:

@@ -105,7 +105,8 @@ def checkpoint_of(forward: Forward, keep: Any, contexts: Sequence[Context]) -> F
     A cache for generation is not passed on: both forwards would append to it. With a cache that holds keys and
     values already, nothing is recomputed.
     """
-    caches, options = cache_classes(), dict[str, Any](use_reentrant=False)
+    caches = cache_classes()  # looked up here: torch.compile cannot follow it
+    options: dict[str, Any] = {"use_reentrant": False}
     if keep is not None:
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep)
 

@@ -25,7 +25,7 @@ from tuner.building.dropout import dropout_off
 from tuner.building.probe import Probe, draws_random
 from tuner.measuring.protocol import Job
 from tuner.numerics.distance import Ruler
-from tuner.numerics.reference import FP32_AS_GIVEN, HALF_AS_GIVEN, NOT_CONVERTIBLE, dtypes_of_references, reference_step
+from tuner.numerics.reference import AS_GIVEN, NOT_CONVERTIBLE, dtypes_of_references, reference_step
 from tuner.numerics.reference_cache import ReferenceCache, cache_for
 from tuner.numerics.restarts import eager_arm
 from tuner.numerics.stochastic_gate import means_gate
@@ -96,7 +96,7 @@ def _prove(job: Job, probe: Probe) -> Proof | Failure:
     ruler = Ruler(pick_device(job.device))
 
     def yardstick() -> Errors:
-        found = _trace_yardstick(job, probe, start, batches, traced, perturbed=note in (FP32_AS_GIVEN, HALF_AS_GIVEN))
+        found = _trace_yardstick(job, probe, start, batches, traced, perturbed=note in AS_GIVEN)
         return errors_between(found, reference, start, ruler)
 
     numerics, wrong = judge(

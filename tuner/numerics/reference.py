@@ -10,7 +10,8 @@ from tuner.workloads.batches import converted
 from tuner.workloads.plain_step import plain_step
 
 HALVES = frozenset({torch.bfloat16, torch.float16})
-FP32_AS_GIVEN, HALF_AS_GIVEN = "the reference is fp32", "the reference is in half precision, as given"
+#: The note of a reference as given, of a model in fp32 and of one in half precision.
+AS_GIVEN = ("the reference is fp32", "the reference is in half precision, as given")
 #: What a model with a hard-coded dtype may raise in another one.
 NOT_CONVERTIBLE = (RuntimeError, TypeError, ValueError, NotImplementedError)
 
@@ -26,7 +27,7 @@ def dtypes_of_references(parameters: Iterable[torch.Tensor], *, double: bool) ->
     return [
         *([(torch.float64, "")] if double else []),
         *([(torch.float32, "the reference is fp32, the model is not")] if is_half else []),
-        (None, HALF_AS_GIVEN if is_half else FP32_AS_GIVEN),
+        (None, AS_GIVEN[is_half]),
     ]
 
 

@@ -51,18 +51,20 @@ def reference_of(job: Job, *, randomness: bool, double: bool) -> tuple[StepFromS
     *wider, (_, note) = dtypes_of_references(workload.model.parameters(), double=double)
     for dtype, wider_note in wider:
         with contextlib.suppress(*NOT_CONVERTIBLE):
-            return _reference(fresh_workload(job, randomness=randomness), dtype, is_tried=True), wider_note
+            return _reference(workload, dtype), wider_note
+        workload = fresh_workload(job, randomness=randomness)  # the other one is converted
     return _reference(workload, None), note
 
 
-def _reference(workload: Workload, dtype: torch.dtype | None, *, is_tried: bool = False) -> StepFromState:
+def _reference(workload: Workload, dtype: torch.dtype | None) -> StepFromState:
+    """In another dtype it runs once, so that a model which cannot run in it raises here."""
     plain = reference_step(workload, dtype)
 
     def step(x: Any, y: Any) -> torch.Tensor:
         with full_precision():
             return plain(x, y, False)
 
-    if is_tried:
+    if dtype is not None:
         step(*workload.batch)
     return StepFromState(workload, step)
 
