@@ -105,13 +105,13 @@ def checkpoint_of(forward: Forward, keep: Any, contexts: Sequence[Context]) -> F
     A cache for generation is not passed on: both forwards would append to it. With a cache that holds keys and
     values already, nothing is recomputed.
     """
-    caches = cache_classes()  # looked up here: torch.compile cannot follow it
+    caches = cache_classes()  # looked up here: torch.compile cannot trace it
     options: dict[str, Any] = {"use_reentrant": False}
     if keep is not None:
         options["context_fn"] = partial(create_selective_checkpoint_contexts, keep)
 
     def within(*arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():  # which sees to that
+        if torch.compiler.is_compiling():  # the compiled graph was traced in these contexts, its second forward too
             return forward(*arguments, **named)
         with contextlib.ExitStack() as stack:
             for context in contexts:
