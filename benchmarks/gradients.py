@@ -4,8 +4,9 @@
     python -m benchmarks.gradients --case nanogpt/12x1024 --plan plan.json --without streams fusion activations
 
 The arms are `plan`, `without KNOB` and `with KNOB=CHOICE`, as in suite knobs. Each trains by itself. At some of its
-settled steps the reference, and eager in the same precision, take the same step from the same weights. A share is the
-part of the reference's gradient that is in the plan's, less 1: it shows what is wrong in every step alike.
+settled steps the reference, and eager in the same formats, take the same step from the same weights. A share is the
+part of the reference's gradient that is in the plan's, less 1: it shows what is wrong in every step alike. Shares and
+(in brackets) errors that are printed are means.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,55 +22,55 @@ from kitsune.device.backend import pick_device
 from kitsune.knobs import Choice
 from tuner.building.arms import LiveArm
 from tuner.measuring.protocol import ArmSpec, Job
-from tuner.numerics.long_training import RATES, model_state
-from tuner.numerics.restarts import eager_arm, reference_of, step_result, yardstick_step
+from tuner.numerics.long_training import RATES
+from tuner.numerics.restarts import Yardsticks, reference_of, step_result
 from tuner.numerics.tensor_errors import StepErrors, compared
-from tuner.numerics.training_trace import batches_of
+from tuner.numerics.training_trace import batches_of, model_state
 
 SUITE: Final = "gradients"
 EVERY: Final = 3  # settled steps from one comparison to the next
 SHOWN: Final = 5
+#: The arms of a comparison. The last one is there where the plan rounds activations.
+NAMES: Final = ("plan", "eager", "eager with parameters in bf16")
 
 
-def comparisons(job: Job, count: int, *, double: bool) -> tuple[list[str], list[StepErrors], list[StepErrors]]:
-    """The names of the parameters, and `count` comparisons of the job's last arm and of eager in its precision."""
+def comparisons(job: Job, count: int, *, double: bool) -> tuple[list[str], dict[str, list[StepErrors]]]:
+    """The names of the parameters, and `count` comparisons of each of NAMES."""
     arm = LiveArm(job, job.arms[-1])
     reference, _ = reference_of(job, randomness=True, double=double)
-    eager = eager_arm(job, randomness=True)
-    yardstick = yardstick_step(eager)
+    yardsticks = Yardsticks(job, 1, randomness=True)
     batch_at = batches_of(arm.workload.batch, job.seed, vary=True)
-    ours: list[StepErrors] = []
-    theirs: list[StepErrors] = []
+    found: dict[str, list[StepErrors]] = {}
     index = settled = 0
-    while len(ours) < count:
+    while len(found.get("plan", ())) < count:
         arm.rates.scale(RATES[index % len(RATES)])
         settled += arm.step.is_settled
         state = model_state(arm.workload) if settled and settled % EVERY == 0 else None
         loss = arm(*batch_at(index))
         if state is not None:
             expected = reference.run(state, batch_at(index))
-            ours.append(compared(step_result(arm.workload, loss, state), expected))
-            theirs.append(compared(yardstick.run(state, batch_at(index)), expected))
+            ours = compared(step_result(arm.workload, loss, state), expected)
+            theirs = [compared(each, expected) for each in yardsticks.runs(state, batch_at(index))]
+            for name, errors in zip(NAMES, [ours, *theirs], strict=False):
+                found.setdefault(name, []).append(errors)
         index += 1
     names = [name for name, _ in arm.workload.model.named_parameters()]
     arm.close()
-    eager.close()
-    return names, ours, theirs
+    yardsticks.close()
+    return names, found
 
 
-def rows_of(names: Sequence[str], ours: Sequence[StepErrors], theirs: Sequence[StepErrors]) -> list[dict[str, Any]]:
-    """One for each parameter, the largest mean share first, with the samples of all comparisons."""
+def rows_of(names: Sequence[str], found: Mapping[str, Sequence[StepErrors]]) -> list[dict[str, Any]]:
+    """One for each parameter, the plan's largest mean share first, with the samples of all comparisons."""
     rows = [
         {
             "parameter": name,
-            "shares": [each.gradients.shares[index] - 1 for each in ours],
-            "eager_shares": [each.gradients.shares[index] - 1 for each in theirs],
-            "errors": [each.gradients.errors[index] for each in ours],
-            "eager_errors": [each.gradients.errors[index] for each in theirs],
+            "shares": {arm: [each.gradients.shares[index] - 1 for each in errors] for arm, errors in found.items()},
+            "errors": {arm: [each.gradients.errors[index] for each in errors] for arm, errors in found.items()},
         }
         for index, name in enumerate(names)
     ]
-    return sorted(rows, key=lambda row: -abs(fmean(row["shares"])))
+    return sorted(rows, key=lambda row: -abs(fmean(row["shares"]["plan"])))
 
 
 def measured(
@@ -96,12 +97,13 @@ def main() -> None:
         rows = measured(spec, plan.knobs, arguments.count, arguments.seed, double=arguments.double)
         print(arm, dict(plan.knobs))
         for row in rows[:SHOWN]:
-            means = [100 * fmean(row[key]) for key in ("shares", "eager_shares", "errors", "eager_errors")]
-            share, eager_share, error, eager_error = means
-            shares = f"share {share:+.2f} %, eager {eager_share:+.2f} %"
-            print(f"  {row['parameter']:40} {shares}; error {error:.2f} %, eager {eager_error:.2f} %")
-        told = {"kind": "case", "suite": SUITE, "case": arguments.case, "arm": arm, "knobs": dict(plan.knobs)}
-        results_file.append(out, {**told, "seed": arguments.seed, "double": arguments.double, "gradients": rows})
+            told = "; ".join(
+                f"{arm} {100 * fmean(shares):+.2f} % ({100 * fmean(row['errors'][arm]):.2f} %)"
+                for arm, shares in row["shares"].items()
+            )
+            print(f"  {row['parameter']:40} {told}")
+        line = {"kind": "case", "suite": SUITE, "case": arguments.case, "arm": arm, "knobs": dict(plan.knobs)}
+        results_file.append(out, {**line, "seed": arguments.seed, "double": arguments.double, "gradients": rows})
 
 
 if __name__ == "__main__":

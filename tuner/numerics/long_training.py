@@ -18,7 +18,7 @@ from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import Job
 from tuner.numerics.depth import DEPTHS, Depth
-from tuner.numerics.restarts import StepFromState, eager_arm, reference_of, step_result, yardstick_step
+from tuner.numerics.restarts import StepFromState, Yardsticks, eager_arm, reference_of, step_result
 from tuner.numerics.tensor_errors import ErrorSamples, StepErrors, compared, judge_comparisons
 from tuner.numerics.trace_errors import TrainingStart, nearest
 from tuner.numerics.training_trace import BatchAt, load_state, model_state, perturb
@@ -72,10 +72,10 @@ class Training:
         depth = task.depth
         self._at = {round(index * (depth.steps - 1) / max(1, depth.restarts - 1)) for index in range(depth.restarts)}
         self._comparisons: list[StepErrors] = []
-        self._yardsticks: list[list[StepErrors]] = [[] for _ in range(depth.yardsticks)]
+        self._yardstick_comparisons: list[list[StepErrors]] = []  # of each moment
         self._updates: list[Margin] = []
         self._reference: StepFromState | None = None
-        self._eager: LiveArm | None = None
+        self._yardsticks: Yardsticks | None = None
         self._recomputed: DoubleUpdate | None = None
         self.losses: list[float] = []
         self.notes: list[str] = []
@@ -105,8 +105,8 @@ class Training:
         if self.settled < task.depth.steps:
             without = "" if self.updates or not task.recomputes else ", and no update recomputed"
             self.notes.append(f"{self.settled} settled steps in place of {task.depth.steps}{without}")
-        if self._eager is not None:
-            self._eager.close()
+        if self._yardsticks is not None:
+            self._yardsticks.close()
         return None
 
     def _is_enough(self) -> bool:
@@ -162,18 +162,15 @@ class Training:
 
     def _compare(self, state: Any, batch: Any, loss: torch.Tensor) -> None:
         task = self._task
-        if self._reference is None or self._eager is None:
+        if self._reference is None or self._yardsticks is None:
             randomness = task.randomness
             self._reference, note = reference_of(task.job, randomness=randomness, double=task.double)
-            self.notes += [note] if note else []
-            self._eager = eager_arm(task.job, randomness=randomness)
-            self._yardstick_step = yardstick_step(self._eager)
+            self._yardsticks = Yardsticks(task.job, task.depth.yardsticks, randomness=randomness)
+            self.notes += filter(None, [note, self._yardsticks.note])
         reference = self._reference.run(state, batch)
         self._comparisons.append(compared(step_result(self._arm.workload, loss, state), reference))
-        for index, comparisons in enumerate(self._yardsticks):
-            noise = None if index == 0 else task.job.seed + 1000 * index + len(comparisons)
-            eager = self._yardstick_step.run(state, batch, noise)
-            comparisons.append(compared(eager, reference))
+        theirs = [compared(each, reference) for each in self._yardsticks.runs(state, batch)]
+        self._yardstick_comparisons.append(theirs)
 
     def margins(self) -> list[Margin]:
         found = [nearest([each for each in self._updates if each.what == what]) for what in _kinds(self._updates)]
@@ -182,7 +179,7 @@ class Training:
         model = self._arm.workload.model
         names = [name for name, _ in model.named_parameters()]
         buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-        samples = ErrorSamples(self._comparisons, self._yardsticks)
+        samples = ErrorSamples(self._comparisons, list(zip(*self._yardstick_comparisons, strict=True)))
         return found + judge_comparisons(samples, self._arm.tolerance, names, buffers)
 
 

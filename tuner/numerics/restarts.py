@@ -1,14 +1,15 @@
-"""Takes single steps from a candidate's current state: the reference in float64, or eager as a yardstick."""
+"""Takes single steps from a candidate's current state: the reference in float64, or eager steps as yardsticks."""
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import torch
 
 from kitsune.device.tf32 import full_precision
 from kitsune.knobs import dtype_choices
-from kitsune.workload import Workload
+from kitsune.techniques.precision import AUTOCAST
+from kitsune.workload import Workload, call_model, loss_of
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.reference import NOT_CONVERTIBLE, dtypes_of_references, reference_step
@@ -17,6 +18,8 @@ from tuner.numerics.trace_errors import ModelState
 from tuner.numerics.training_trace import load_state, perturb
 
 Step = Callable[[Any, Any], torch.Tensor]
+
+NOT_ROUNDED: Final = "the step as given does not run with its parameters in bf16, so none shows what rounding does"
 
 
 def step_result(workload: Workload, loss: torch.Tensor, before: ModelState) -> StepResult:
@@ -75,7 +78,60 @@ def eager_arm(job: Job, *, randomness: bool) -> LiveArm:
     return LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=randomness)
 
 
-def yardstick_step(arm: LiveArm) -> StepFromState:
-    """An arm as a yardstick. Its own updates have no effect: its rates are 0, and its state is set before each step."""
-    Rates(arm.workload.optimizer).scale(0.0)
-    return StepFromState(arm.workload, arm)
+class Yardsticks:
+    """Eager steps in the candidate's formats, from the candidate's state: how far rounding alone is off.
+
+    `count` steps have its precision, the first one from the same state, each other from one changed by a few units in
+    the last place. A plan with rounded activations has one more, with its parameters in that format.
+    """
+
+    def __init__(self, job: Job, count: int, *, randomness: bool) -> None:
+        self._seed, self._count, self._moments = job.seed, count, 0
+        self._eager = eager_arm(job, randomness=randomness)
+        Rates(self._eager.workload.optimizer).scale(
+            0.0
+        )  # its updates have no effect: its state is set before each step
+        self._step = StepFromState(self._eager.workload, self._eager)
+        self._rounded, self.note = rounded_step(job, randomness=randomness)
+
+    def runs(self, state: ModelState, batch: Any) -> Iterator[StepResult]:
+        """The result of each yardstick, in the same order at every moment. Read it before the next one is made."""
+        for index in range(self._count):
+            noise = self._seed + 1000 * index + self._moments if index else None
+            yield self._step.run(state, batch, noise)
+        self._moments += 1
+        if self._rounded is not None:
+            yield self._rounded.run(state, batch)
+
+    def close(self) -> None:
+        self._eager.close()
+
+
+def rounded_step(job: Job, *, randomness: bool) -> tuple[StepFromState | None, str]:
+    """The step as given under autocast, with its parameters in the format that the candidate's activations have.
+
+    So it is trained where parameters are gathered in bf16 (FSDP2's `param_dtype`): what an embedding or a norm returns
+    is in bf16 too. None with other candidates, and where the model does not run like that, which the note tells.
+    """
+    choice = str(job.arms[-1].knobs.get("activations", "off"))
+    if choice not in AUTOCAST:
+        return None, ""
+    workload = fresh_workload(job, randomness=randomness)
+    model, dtype = workload.model, AUTOCAST[choice]
+    kind = next(model.parameters()).device.type
+    for parameter in model.parameters():
+        if parameter.dtype is torch.float32:
+            parameter.data = parameter.data.to(dtype)
+
+    def step(x: Any, y: Any) -> torch.Tensor:
+        model.zero_grad(set_to_none=True)
+        with torch.autocast(kind, dtype=dtype, cache_enabled=False):
+            loss = loss_of(call_model(model, x), workload.loss_fn, y)
+        loss.backward()
+        return loss.detach()
+
+    try:
+        step(*workload.batch)
+    except NOT_CONVERTIBLE as error:
+        return None, f"{NOT_ROUNDED}: {error}"
+    return StepFromState(workload, step), ""
