@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from kitsune import Plan, TrainStep
+from kitsune.device.backend import graph_pool_bytes, pick_device
 from kitsune.knobs import KNOBS
 from tests.step_cases import sgd
 from tests.unit.kitsune.techniques.test_recompute import WIDTH, Stack
@@ -17,18 +18,22 @@ ROWS, POSITIONS = 256, 512
 
 
 def trained(device, dropout=0.0, **knobs):
-    """Losses, gradients, the peak of the settled steps above what was allocated before them, and the report."""
+    """Losses, gradients, the peak of the settled steps above what was allocated before, and the report."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
     torch.manual_seed(0)
     model = Stack(dropout).to(device)
     x, y = torch.randn(ROWS, POSITIONS, WIDTH, device=device), torch.randn(ROWS, device=device)
+    before = torch.cuda.memory_allocated(device)
     with TrainStep(model, F.mse_loss, sgd(model.parameters()), Plan.by_hand(**knobs)) as step:
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
         losses = [step(x, y).item() for _ in range(6)]
-        peak = torch.cuda.max_memory_allocated(device) - before
+        assert step.is_settled
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        losses += [step(x, y).item() for _ in range(2)]
+        peak = torch.cuda.max_memory_allocated(device) + graph_pool_bytes(pick_device("cuda")) - before
         return losses, [parameter.grad.clone() for parameter in model.parameters()], peak, step.report
 
 

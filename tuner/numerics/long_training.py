@@ -18,7 +18,14 @@ from kitsune.workload import Workload
 from tuner.building.arms import LiveArm, Rates, fresh_workload
 from tuner.measuring.protocol import Job
 from tuner.numerics.depth import DEPTHS, Depth
-from tuner.numerics.restarts import StepFromState, Yardsticks, eager_arm, reference_of, step_result
+from tuner.numerics.restarts import (
+    StepFromState,
+    Yardsticks,
+    eager_arm,
+    reference_of,
+    rounded_step,
+    step_result,
+)
 from tuner.numerics.tensor_errors import ErrorSamples, StepErrors, compared, judge_comparisons
 from tuner.numerics.trace_errors import TrainingStart, nearest
 from tuner.numerics.training_trace import BatchAt, load_state, model_state, perturb
@@ -193,8 +200,11 @@ def plain_losses(task: ProofTask, workload: Workload) -> list[float]:
 
 
 def yardstick_losses(task: ProofTask, start: TrainingStart, length: int) -> list[list[float]]:
-    """Losses of eager trainings in the candidate's precision: one from the same start, the others from a start changed
-    by a few units in the last place. They show how far trainings drift apart by rounding alone."""
+    """Losses of eager trainings in the candidate's formats. They show how far trainings drift apart by rounding alone.
+
+    One has its precision and starts as it did, the others start from weights changed by a few units in the last place.
+    The one of a plan with rounded activations has its parameters in that format, and fp32 weights for the updates.
+    """
     found = []
     for index in range(task.depth.yardsticks):
         arm = eager_arm(task.job, randomness=task.randomness)
@@ -205,6 +215,11 @@ def yardstick_losses(task: ProofTask, start: TrainingStart, length: int) -> list
             found.append(_losses(task, arm.workload, arm, length))
         finally:
             arm.close()
+    rounded, _ = rounded_step(task.job, randomness=task.randomness)
+    if rounded is not None:
+        workload = fresh_workload(task.job, randomness=task.randomness)
+        load_state(workload, start)
+        found.append(_losses(task, workload, rounded.updating(workload), length))
     return found
 
 

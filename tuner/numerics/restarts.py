@@ -15,7 +15,7 @@ from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.reference import NOT_CONVERTIBLE, dtypes_of_references, reference_step
 from tuner.numerics.tensor_errors import StepResult
 from tuner.numerics.trace_errors import ModelState
-from tuner.numerics.training_trace import load_state, perturb
+from tuner.numerics.training_trace import load_state, model_state, perturb
 
 Step = Callable[[Any, Any], torch.Tensor]
 
@@ -92,7 +92,8 @@ class Yardsticks:
             0.0
         )  # its updates have no effect: its state is set before each step
         self._step = StepFromState(self._eager.workload, self._eager)
-        self._rounded, self.note = rounded_step(job, randomness=randomness)
+        rounded, self.note = rounded_step(job, randomness=randomness)
+        self._rounded = None if rounded is None else StepFromState(rounded.workload, rounded)
 
     def runs(self, state: ModelState, batch: Any) -> Iterator[StepResult]:
         """The result of each yardstick, in the same order at every moment. Read it before the next one is made."""
@@ -107,31 +108,55 @@ class Yardsticks:
         self._eager.close()
 
 
-def rounded_step(job: Job, *, randomness: bool) -> tuple[StepFromState | None, str]:
+class RoundedStep:
     """The step as given under autocast, with its parameters in the format that the candidate's activations have.
 
     So it is trained where parameters are gathered in bf16 (FSDP2's `param_dtype`): what an embedding or a norm returns
-    is in bf16 too. None with other candidates, and where the model does not run like that, which the note tells.
+    is in bf16 too.
     """
-    choice = str(job.arms[-1].knobs.get("activations", "off"))
-    if choice not in AUTOCAST:
-        return None, ""
-    workload = fresh_workload(job, randomness=randomness)
-    model, dtype = workload.model, AUTOCAST[choice]
-    kind = next(model.parameters()).device.type
-    for parameter in model.parameters():
-        if parameter.dtype is torch.float32:
-            parameter.data = parameter.data.to(dtype)
 
-    def step(x: Any, y: Any) -> torch.Tensor:
+    def __init__(self, job: Job, *, randomness: bool) -> None:
+        self.workload = fresh_workload(job, randomness=randomness)
+        self._dtype = AUTOCAST[str(job.arms[-1].knobs["activations"])]
+        parameters = list(self.workload.model.parameters())
+        self._kind = parameters[0].device.type
+        for parameter in parameters:
+            if parameter.dtype is torch.float32:
+                parameter.data = parameter.data.to(self._dtype)
+
+    def __call__(self, x: Any, y: Any) -> torch.Tensor:
+        """The loss of a step without an update; gradients have the format of the parameters."""
+        model = self.workload.model
         model.zero_grad(set_to_none=True)
-        with torch.autocast(kind, dtype=dtype, cache_enabled=False):
-            loss = loss_of(call_model(model, x), workload.loss_fn, y)
+        with torch.autocast(self._kind, dtype=self._dtype, cache_enabled=False):
+            loss = loss_of(call_model(model, x), self.workload.loss_fn, y)
         loss.backward()
         return loss.detach()
 
+    def updating(self, given: Workload) -> Step:
+        """A step that updates the weights and buffers of the workload as given, in fp32, by these gradients."""
+        models = given.model, self.workload.model
+
+        def step(x: Any, y: Any) -> torch.Tensor:
+            load_state(self.workload, model_state(given))
+            loss = self(x, y)
+            for parameter, rounded in zip(*(model.parameters() for model in models), strict=True):
+                parameter.grad = None if rounded.grad is None else rounded.grad.to(parameter.dtype)
+            for buffer, written in zip(*(model.buffers() for model in models), strict=True):
+                buffer.copy_(written)
+            given.optimizer.step()
+            return loss
+
+        return step
+
+
+def rounded_step(job: Job, *, randomness: bool) -> tuple[RoundedStep | None, str]:
+    """None if the candidate's activations are not rounded, or if the model does not run so, which the note tells."""
+    if job.arms[-1].knobs.get("activations") not in AUTOCAST:
+        return None, ""
+    step = RoundedStep(job, randomness=randomness)
     try:
-        step(*workload.batch)
+        step(*step.workload.batch)
     except NOT_CONVERTIBLE as error:
         return None, f"{NOT_ROUNDED}: {error}"
-    return StepFromState(workload, step), ""
+    return step, ""
