@@ -38,7 +38,7 @@ from tuner.numerics.trace_errors import ModelState, nearest
 from tuner.numerics.training_trace import batches_of, load_state, model_state, start_of
 from tuner.records import Failure, FailureKind, Phase
 
-WINDOW: Final = 10
+WINDOW: Final = 5  # steps
 DOUBLE_SLOWDOWN: Final = {"cpu": 3.0, "cuda": 32.0}
 #: Share of the budget; a float64 reference that would take more is in fp32.
 DOUBLE_SHARE: Final = 0.3

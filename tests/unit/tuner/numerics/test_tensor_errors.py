@@ -6,7 +6,14 @@ import pytest
 
 from kitsune.long_proof import Margin
 from kitsune.techniques import tolerance
-from tuner.numerics.tensor_errors import ErrorSamples, StepErrors, TensorErrors, judge_comparisons
+from tuner.numerics.tensor_errors import (
+    ErrorSamples,
+    StepErrors,
+    TensorErrors,
+    judge_comparisons,
+    judge_windows,
+    window_errors,
+)
 
 BF16 = tolerance({"precision": "bf16"})
 #: Of the last norm of a right nanoGPT at 6 moments of 20 steps on an H100 (bf16, reduce-overhead): how far its share
@@ -48,3 +55,37 @@ def test_a_gradient_that_is_wrong_now_and_then_does_not_excuse_itself(factor, ev
 def test_neither_is_one_that_leaves_its_share_by_more_than_chance():
     noisy = [0.05 + off for off in COMPILED]
     assert "share of the gradient of" in {margin.what for margin in broken(noisy, EAGER)}
+
+
+WINDOW = 5
+GIVEN = [11 - 0.05 * step for step in range(55)]
+#: Losses of yardsticks: 0.2 % off.
+QUIET_TRAININGS = [[loss * factor for loss in GIVEN] for factor in (1.002, 0.998)]
+
+
+def judged(ours: Sequence[float]) -> Margin:
+    theirs = [window_errors(losses, GIVEN, WINDOW) for losses in QUIET_TRAININGS]
+    return judge_windows(window_errors(ours, GIVEN, WINDOW), theirs)
+
+
+@pytest.mark.parametrize("begin", range(0, 55, 3))
+def test_a_spike_of_the_loss_is_no_drift(begin):
+    """Wherever it comes, also at the end: yardsticks without a spike show that it is rare, and it does not last."""
+    ours = [1.4 * loss if begin <= step < begin + 11 else loss for step, loss in enumerate(GIVEN)]
+    assert judged(ours).is_kept
+
+
+@pytest.mark.parametrize("begin", [0, 10, 25, 35])
+def test_a_loss_that_stays_off_is(begin):
+    margin = judged([1.05 * loss if step >= begin else loss for step, loss in enumerate(GIVEN)])
+    assert not margin.is_kept
+    assert margin.what == "mean loss of steps"
+
+
+@pytest.mark.parametrize("steps", [3, 10, 20])
+def test_few_windows_are_judged_as_well(steps):
+    theirs = [window_errors(losses[:steps], GIVEN[:steps], WINDOW) for losses in QUIET_TRAININGS]
+    assert not judge_windows(
+        window_errors([1.05 * loss for loss in GIVEN[:steps]], GIVEN[:steps], WINDOW), theirs
+    ).is_kept
+    assert judge_windows(theirs[0], theirs).is_kept
