@@ -33,11 +33,11 @@ class Knob:
 
     `choices` maps each choice to its description. `slow`: choices that take minutes to compile. `stock`: choices that
     a user of plain torch makes by hand, to which the gain of a plan is compared. `searched`: the choices that a search
-    tries beside the default; None: all of them; empty: only the user sets this knob, since it is a limit
-    and makes no step faster. `changes_code`: whether the choice changes the compiled kernels, and not only how they
-    are launched. `changes_numbers`: whether a choice may change the numbers, by rounding at least. `compiles`: its
-    choices compile the step, which takes most of the time of a trial. `sets_dtype`: its choices are the dtype of
-    products, which alone changes the numbers by more than rounding.
+    tries beside the default; None: all of them; empty: only the user sets this knob, since it makes no step faster.
+    `saves_memory`: a search with a memory limit tries all of its choices. `changes_code`: whether the choice changes
+    the compiled kernels, and not only how they are launched. `changes_numbers`: whether a choice may change the
+    numbers, by rounding at least. `compiles`: its choices compile the step, which takes most of the time of a trial.
+    `sets_dtype`: its choices are the dtype of products, which alone changes the numbers by more than rounding.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Knob:
     slow: tuple[Choice, ...] = ()
     stock: tuple[Choice, ...] = ()
     searched: tuple[Choice, ...] | None = None
+    saves_memory: bool = False
     changes_code: bool = True
     changes_numbers: bool = True
     compiles: bool = False
@@ -236,7 +237,9 @@ KNOBS: Final[Mapping[str, Knob]] = {
                 "blocks": "each repeated block keeps its input only",
             },
             needs="for shares torch.compile and no dropout; for blocks a model that repeats modules",
+            stock=(*SHARES_KEPT, "blocks-keep-attention", "blocks"),
             searched=(),
+            saves_memory=True,
             excludes=(
                 Exclusion(
                     choices=SHARES_KEPT,
@@ -345,6 +348,7 @@ KNOBS: Final[Mapping[str, Knob]] = {
             },
             needs="launches on several streams: less memory, fewer of them side by side",
             searched=(),
+            saves_memory=True,
             changes_code=False,
             changes_numbers=False,
             excludes=(

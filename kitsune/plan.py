@@ -21,7 +21,7 @@ MAX_PLAN_BYTES = 256 * 1024
 #: A difference between two plans: the path of a field, and its value in each plan.
 Row = tuple[str, str, str]
 #: The possible verdicts of a plan.
-Said = Literal["faster", "same", "ambiguous", "too_noisy"]
+Said = Literal["faster", "same", "ambiguous", "too_noisy", "fits"]
 
 
 class Match(StrEnum):
@@ -91,7 +91,8 @@ class Evidence(Record):
 
     run_id: str
     verdict: Said = Field(
-        description="ambiguous and too_noisy: the samples do not decide, so the best stock configuration was kept"
+        description="ambiguous and too_noisy: the samples do not decide, so the best stock configuration was kept; "
+        "fits: no stock configuration that was tried fits into the memory limit, so the baseline is the step as given"
     )
     baseline: str = Field(description="name of the best stock configuration, which the speedup is relative to")
     baseline_step_ms: float = Field(gt=0)
@@ -116,6 +117,7 @@ class Evidence(Record):
     numerics: Numerics
     proof: LongProof | None = Field(default=None, description="result of the long numerics check of the plan")
     budget_s: float | None = Field(default=None, ge=0, description="budget of the search; None: a number of trials")
+    memory_limit_bytes: int | None = Field(default=None, gt=0, description="limit of the search for the peak memory")
     interrupted: bool = Field(default=False, description="whether the user ended the search early")
 
 
@@ -128,6 +130,7 @@ LATER_EVIDENCE: Final = (
     "note",
     "proof",
     "budget_s",
+    "memory_limit_bytes",
     "interrupted",
 )
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kitsune.base.base_record import Record
+from kitsune.base.byte_sizes import parse_memory_limit
 from kitsune.base.durations import seconds_of
 from kitsune.device.backend import pick_device
 from kitsune.errors import SettingsError, StoreError
@@ -74,6 +75,7 @@ class Result(Record):
             "step_ms": evidence.step_ms,
             "baseline_peak_bytes": evidence.baseline_peak_bytes,
             "peak_bytes": evidence.peak_bytes,
+            "memory_limit_bytes": evidence.memory_limit_bytes,
             "trials": len(searched),
             "failed": sum(trial.failure is not None for trial in searched),
             "interrupted": self.interrupted,
@@ -102,13 +104,15 @@ def tune(
     *,
     budget: str | float | None = None,
     trials: int | None = None,
+    memory_limit: str | int | None = None,
     database: str | None = None,
     ablation: bool = True,
 ) -> Plan:
     """The best measured plan for this training step on the model's device. Model, optimizer and RNG stay unchanged.
 
     `budget` is seconds or "90s", "5m", "1h"; `trials` a number of configurations. Without either, a budget is derived
-    from an inspection of the model.
+    from an inspection of the model. `memory_limit`, bytes or "40GiB", asks for the fastest step whose peak memory is at
+    most that, over the best stock configuration that fits.
     `ablation`: whether to measure afterwards, in what is left of a time budget, where the time of a step goes and what
     each choice contributes.
     Raises ExportError when the model cannot be exported to the measuring process, BaselineError when the step as given
@@ -118,7 +122,7 @@ def tune(
     begun_s = time.monotonic()
     settings = settings_for_tuning()
     workload = Workload(model, loss_fn, optimizer, batch)
-    run = new_run(runs.LIVE, str(device_of(model)), trials=trials, budget=budget)
+    run = new_run(runs.LIVE, str(device_of(model)), trials=trials, budget=budget, memory_limit=memory_limit)
     check_trains(model, optimizer)
     archive = to_archive(workload)
     with tempfile.TemporaryDirectory(prefix="kitsune-") as folder:
@@ -136,6 +140,7 @@ def tune_workload(
     device: str | None = None,
     trials: int | None = None,
     budget: str | float | None = None,
+    memory_limit: str | int | None = None,
     seed: int = 0,
     database: str | None = None,
     ablation: bool = True,
@@ -150,15 +155,21 @@ def tune_workload(
     """
     settings = settings_for_tuning()
     check_spec(spec)
-    run = new_run(spec, str(pick_device(device)), trials=trials, budget=budget, seed=seed)
+    run = new_run(spec, str(pick_device(device)), trials=trials, budget=budget, memory_limit=memory_limit, seed=seed)
     tuning = partial(Tuning, spec=located(spec), ablates=ablation, interrupts=interrupts, begun_s=begun_s)
     return _tune(run, tuning, database or settings.database_url, tell or _silent)
 
 
 def new_run(
-    workload: str, device: str, *, trials: int | None = None, budget: str | float | None = None, seed: int = 0
+    workload: str,
+    device: str,
+    *,
+    trials: int | None = None,
+    budget: str | float | None = None,
+    memory_limit: str | int | None = None,
+    seed: int = 0,
 ) -> Run:
-    """A new queued run, not yet stored. Raises SettingsError for an invalid budget."""
+    """A new queued run, not yet stored. Raises SettingsError for an invalid budget or memory limit."""
     if trials is not None and not (isinstance(trials, int) and trials >= 1):
         raise SettingsError(f"trials is {trials!r}; it must be a whole number of at least 1")
     budget_s = None if budget is None else seconds_of(budget, "budget")
@@ -168,6 +179,7 @@ def new_run(
         device=device,
         budget_trials=trials,
         budget_s=budget_s,
+        memory_limit_bytes=parse_memory_limit(memory_limit),
         seed=seed,
         created_at=datetime.now(UTC),
     )

@@ -34,6 +34,10 @@ RunsServer = Annotated[
     str | None, typer.Option("--server", metavar="URL", help="The runs of a server; default: KITSUNE_SERVER, if set.")
 ]
 Seed = Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Seed of weights, batch and search.")]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="The most memory that a step may need: 40GiB. The fastest that fits is found."),
+]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help='The id of a run, or "last".')]
 Limit = Annotated[int, typer.Option(min=1, max=1000, help="The maximum number of runs, newest first.")]
 Status = Annotated[RunStatus | None, typer.Option(help="Only runs with this status.")]
@@ -71,6 +75,7 @@ def tune(
         str | None,
         typer.Option(metavar="TIME", help="Time limit: 90s, 5m, 1h. Default: suggested after a first look."),
     ] = None,
+    memory_limit: MemoryLimit = None,
     device: Device = None,
     seed: Seed = 0,
     database: Database = None,
@@ -84,6 +89,7 @@ def tune(
     """Find the fastest way to run a training step here. Ctrl-C ends the search and keeps the best plan."""
     begun_s = time.monotonic()  # before torch is loaded, which takes seconds of the budget
     options = {"trials": trials, "budget": budget, "device": device, "seed": seed, "database": database}
+    options["memory_limit"] = memory_limit
     code = _load("tuner.commands.tune").tune(
         workload,
         options={**options, "ablation": not no_ablation, "begun_s": begun_s},
@@ -195,6 +201,7 @@ def submit(
         int | None, typer.Option(min=1, help="How many configurations to try; 25 without a budget.")
     ] = None,
     budget: Annotated[str | None, typer.Option(metavar="TIME", help="How long it may take: 90s, 5m, 1h.")] = None,
+    memory_limit: MemoryLimit = None,
     server: ServerUrl = None,
     device: Annotated[
         Literal["cpu", "cuda"] | None, typer.Option(help="The device to tune on. Default: that of the worker.")
@@ -207,6 +214,7 @@ def submit(
     """Have a server tune a training step. Sends its graph, no weights, code or data. Token: KITSUNE_TOKEN."""
     remote = _load("tuner.commands.submit")
     options = {"trials": trials, "budget": budget, "device": device or "", "seed": seed, "name": name}
+    options["memory_limit"] = memory_limit
     raise typer.Exit(remote.submit(workload, _server(server), options, wait=wait, as_json=as_json))
 
 

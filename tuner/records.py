@@ -31,6 +31,7 @@ class Verdict(StrEnum):
     SLOWER = "slower"
     AMBIGUOUS = "ambiguous"  #: undecided; more samples would decide it
     TOO_NOISY = "too_noisy"  #: undecided; more samples on a machine as noisy as this would not decide it
+    FITS = "fits"  #: it fits into the memory limit, and no stock configuration that was tried does
 
 
 class Source(StrEnum):
@@ -68,6 +69,7 @@ class FailureKind(StrEnum):
     DECLINED = "declined"  #: a technique said that it does not apply
     RAISED = "raised"  #: the step raised an error
     OUT_OF_MEMORY = "out_of_memory"
+    TOO_LARGE = "too_large"  #: the step ran, and needs more memory than the limit of the run
     TIMEOUT = "timeout"
     CRASHED = "crashed"  #: the child died
     WRONG = "wrong"  #: the numbers differ from the reference by more than is allowed
@@ -97,6 +99,7 @@ class Failure(Record):
     kind: FailureKind
     phase: Phase
     reason: str = Field(max_length=2000)
+    peak_bytes: int | None = Field(default=None, ge=0, description="of a step that is too large for the limit")
 
 
 class Arm(Record):
@@ -192,6 +195,7 @@ class Run(Record):
     )
     budget_trials: int | None = Field(default=None, ge=1)
     budget_s: float | None = Field(default=None, gt=0)
+    memory_limit_bytes: int | None = Field(default=None, gt=0, description="of the peak memory of a step")
     seed: int = 0
     status: RunStatus = RunStatus.QUEUED
     attempt: int = Field(default=0, ge=0, description="fencing token: grows with every claim")

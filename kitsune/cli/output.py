@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kitsune.base import json_logging
+from kitsune.base.byte_sizes import size_words
 from kitsune.base.text_format import clean, factor, step_time
 from kitsune.cli.exit_codes import ExitCode
 from kitsune.errors import UnfitError
@@ -21,7 +22,6 @@ from kitsune.long_proof import LongProof
 from kitsune.plan import Environment, Evidence, Interval, Plan
 
 PIPED_WIDTH: Final = 140  # when stdout is not a terminal
-GIB: Final = 1024**3
 #: Shown instead of an interval when the plan is its own baseline.
 ITSELF: Final = "is the baseline"
 #: Inconclusive verdict -> how the sentence with the reason begins.
@@ -178,6 +178,8 @@ def headline(plan: Plan) -> str:
             f"{factor(found.speedup.median)} faster than the best stock configuration ({_stock(found)}), "
             f"95 % interval {spread(found.speedup)}{over_eager}.{_noted(found)}"
         )
+    if found.verdict == "fits":
+        return f"It fits: {_fitted(found)}."
     if found.verdict in UNTOLD:
         return f"{UNTOLD[found.verdict]}: {found.note}. {_kept(plan, found)}"
     if plan.knobs:
@@ -186,6 +188,13 @@ def headline(plan: Plan) -> str:
             f"{factor(found.speedup_over_eager.median)} faster than the step as given.{_noted(found)}"
         )
     return f"No gain found: keep your baseline.{_noted(found)}"
+
+
+def _fitted(found: Evidence) -> str:
+    return (
+        f"{size_words(found.peak_bytes)} at peak, {step_time(found.step_ms)} ms a step; {found.note}, and "
+        f"{step_time(found.eager_step_ms)} ms"
+    )
 
 
 def _noted(found: Evidence) -> str:
@@ -225,15 +234,17 @@ def _facts(plan: Plan) -> Iterable[tuple[str, str]]:
 
 
 def _measured(found: Evidence) -> Iterable[tuple[str, str]]:
-    times = f"{step_time(found.step_ms)} ms; best stock configuration {step_time(found.baseline_step_ms)} ms"
+    baseline = "as given" if found.verdict == "fits" else "best stock configuration"
+    times = f"{step_time(found.step_ms)} ms; {baseline} {step_time(found.baseline_step_ms)} ms"
     blocks = f"{found.blocks} blocks each, in {found.processes} process{'' if found.processes == 1 else 'es'}"
     yield "step", f"{times} ({blocks}); as given {step_time(found.eager_step_ms)} ms"
     if found.prediction is not None:
         again = f"{factor(found.prediction.low)} to {factor(found.prediction.high)}"
         yield "measured again", f"between {again} as fast 95 % of the time, in one more process of this machine"
     if found.peak_bytes or found.baseline_peak_bytes:
-        memory = f"{found.peak_bytes / GIB:.2f} GiB at peak; best stock configuration"
-        yield "memory", f"{memory} {found.baseline_peak_bytes / GIB:.2f} GiB"
+        limit = f"; limit {size_words(found.memory_limit_bytes)}" if found.memory_limit_bytes else ""
+        memory = f"{size_words(found.peak_bytes)} at peak; {baseline} {size_words(found.baseline_peak_bytes)}"
+        yield "memory", memory + limit
     else:
         yield "memory", "not counted on a CPU"
     numbers = found.numerics

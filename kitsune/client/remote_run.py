@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any, Final
 
 from kitsune.base.backoff import pauses, retried
+from kitsune.base.byte_sizes import parse_memory_limit
 from kitsune.base.durations import seconds_of
 from kitsune.base.environment import is_disabled
 from kitsune.client.http_client import Client
@@ -88,12 +89,15 @@ class RemoteRun:
             raise UnreachableError(f"{self._client.server.url}: run {self.id} has an unknown status") from error
 
 
-def check_budget(trials: int | None, budget: str | float | None) -> dict[str, Any]:
+def check_budget(
+    trials: int | None, budget: str | float | None, memory_limit: str | int | None = None
+) -> dict[str, Any]:
     """The limits that were given, as fields of the request. Raises SettingsError for an invalid one."""
     is_count = isinstance(trials, int) and not isinstance(trials, bool) and trials >= 1
     if trials is not None and not is_count:
         raise SettingsError(f"trials is {trials!r}; it must be a whole number of at least 1")
     given = {"trials": trials, "budget_s": None if budget is None else seconds_of(budget, "budget")}
+    given["memory_limit_bytes"] = parse_memory_limit(memory_limit)
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -109,12 +113,13 @@ def send(
     *,
     trials: int | None = None,
     budget: str | float | None = None,
+    memory_limit: str | int | None = None,
     device: str = "",
     seed: int = 0,
     name: str = "",
 ) -> RemoteRun:
     """Starts tuning an archive on the server. Retries use one idempotency key, so the run is started only once."""
-    request = {**check_budget(trials, budget), "device": device, "seed": seed, "name": name}
+    request = {**check_budget(trials, budget, memory_limit), "device": device, "seed": seed, "name": name}
     stored = client.put_archive(archive.to_bytes())
     run = _started(client, {**request, "archive": stored})
     run_id = run.get("id")

@@ -25,6 +25,7 @@ def submit(
     batch: Batch,
     *,
     budget: str | float | None = None,
+    memory_limit: str | int | None = None,
     trials: int | None = None,
     server: str | None = None,
     token: str | None = None,
@@ -41,12 +42,12 @@ def submit(
     SettingsError for invalid arguments.
     """
     check_switched_on()
-    check_budget(trials, budget)
+    check_budget(trials, budget, memory_limit)
     workload = Workload(model, loss_fn, optimizer, batch)
     client = Client(server_of(server, token))
     client.check_presence()  # before the export, which takes seconds
     device = "cuda" if device_of(model).type == "cuda" else ""
-    return send(client, to_archive(workload), trials=trials, budget=budget, device=device)
+    return send(client, to_archive(workload), trials=trials, budget=budget, memory_limit=memory_limit, device=device)
 
 
 def fetch_plan(

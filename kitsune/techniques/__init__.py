@@ -28,13 +28,13 @@ def why_not(knob: str, choice: Choice, facts: Facts) -> str | None:
 
 
 def inapplicable(facts: Facts) -> dict[str, str]:
-    """ "knob=choice" -> reason, for every choice that a search would try and that cannot work here.
+    """ "knob=choice" -> reason, for every choice that a search may try and that cannot work here.
 
     If it only cannot work together with a choice of another knob, the key is "knob=choice, other=choice".
     """
     reasons = {}
     for name, knob in KNOBS.items():
-        for choice in filter(knob.is_searched, knob.choices):
+        for choice in knob.choices if knob.saves_memory else filter(knob.is_searched, knob.choices):
             reason = why_not(name, choice, facts)
             if reason is not None:
                 reasons[f"{name}={choice}"] = reason

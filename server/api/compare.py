@@ -100,6 +100,7 @@ _REQUEST: Final[Mapping[str, Callable[[Side], Value]]] = {
     "device": lambda side: side.run.device,
     "budget_trials": lambda side: side.run.budget_trials,
     "budget_s": lambda side: side.run.budget_s,
+    "memory_limit_bytes": lambda side: side.run.memory_limit_bytes,
     "seed": lambda side: side.run.seed,
 }
 _RESULT: Final[Mapping[str, Callable[[Side], Value]]] = {

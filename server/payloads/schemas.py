@@ -67,6 +67,9 @@ class Submit(Record):
     trials: int | None = Field(default=None, ge=1, le=100_000)
     budget: str | float | None = Field(default=None, description='"90s", "5m", "1h" or seconds', examples=["5m"])
     budget_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
+    memory_limit_bytes: int | None = Field(
+        default=None, gt=0, lt=2**63, description="of the peak memory of a step: the fastest one that fits is found"
+    )
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     name: str = Field(default="", max_length=MAX_NAME, description="one line of printable characters")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from kitsune.base.byte_sizes import size_words
 from kitsune.base.environment import is_on
 from kitsune.device.backend import (
     allocated_bytes,
@@ -26,9 +27,10 @@ from kitsune.techniques.technique import Tolerance
 from kitsune.timeline import Timeline
 from kitsune.workload import Workload
 from tuner.building.dropout import disable_dropout
+from tuner.building.host_memory import peak_of_step
 from tuner.measuring.compile_lock import turn_for
 from tuner.measuring.protocol import MAX_LAUNCHES, ArmSpec, Job
-from tuner.records import Arm
+from tuner.records import Arm, Failure, FailureKind, Phase
 from tuner.sandbox.confinement import bound_memory, runs_code
 from tuner.workloads.loader import load_workload
 
@@ -74,6 +76,7 @@ class LiveArm:
     def __init__(self, job: Job, spec: ArmSpec, *, randomness: bool = True) -> None:
         """Raises DeclinedError when a choice cannot be applied, and whatever the workload raises."""
         self.spec = spec
+        self.limit_bytes = job.memory_limit_bytes
         self.device = pick_device(job.device)
         synchronize(self.device)
         gc.collect()  # garbage freed later (a step in a cycle with its hooks) would be subtracted from this arm's peak
@@ -129,8 +132,12 @@ class LiveArm:
     def weigh(self) -> None:
         """Measures the peak memory of the settled arm; call it before another arm is built.
 
-        Memory needed only for compiling and warming up does not count; private pools of graphs, also Inductor's, do.
+        Memory needed only for compiling and warming up does not count; private pools of graphs, also Inductor's, do. On
+        a CPU it is measured if there is a limit.
         """
+        if self.device.type == "cpu":
+            self.peak_bytes = peak_of_step(self.run, self.workload) if self.limit_bytes else 0
+            return
         gc.collect()
         release_cached(self.device)
         reset_peak(self.device)
@@ -138,6 +145,13 @@ class LiveArm:
             self.run()
         synchronize(self.device)
         self.peak_bytes = max(0, peak_bytes(self.device) + graph_pool_bytes(self.device) - self._before_bytes)
+
+    def too_large(self, phase: Phase) -> Failure | None:
+        """The Failure of an arm that was weighed and needs more memory than the job's limit."""
+        if self.limit_bytes is None or self.peak_bytes <= self.limit_bytes:
+            return None
+        reason = f"a step needs {size_words(self.peak_bytes)}, more than the limit of {size_words(self.limit_bytes)}"
+        return Failure(kind=FailureKind.TOO_LARGE, phase=phase, reason=reason, peak_bytes=self.peak_bytes)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

@@ -44,6 +44,8 @@ def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
         numerics, candidate = proof.numerics, proof.arm
     enter(Phase.WARMUP)
     arms = _arms(job, candidate)
+    if large := arms[-1].too_large(Phase.WARMUP):
+        return large
     notes = [f"{arm.spec.name} was still compiling after many steps" for arm in arms if not arm.settle()]
     if probe.random and (frozen := _frozen(arms)):
         return frozen

@@ -25,7 +25,7 @@ def submit(spec: str, server: Server, options: Mapping[str, Any], *, wait: bool,
     Raises WorkloadError, ExportError, ArchiveError, SettingsError, UnreachableError and RefusedError.
     """
     check_switched_on()
-    check_budget(options["trials"], options["budget"])
+    check_budget(options["trials"], options["budget"], options["memory_limit"])
     client = Client(server)
     client.check_presence()
     run = send(client, archive_of(spec), **options)

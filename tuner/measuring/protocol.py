@@ -63,7 +63,8 @@ class Job(Record):
     run for caches and locks. `reference_s`: time limit of the numerics reference (None: 60 s). `step_ms`: time of the
     step as given, if it was measured on an idle device. `ahead`: whether a second process may compile the timed code
     while the numerics of the code without random numbers are checked. `end_s`: when the process will be killed, on the
-    host's monotonic clock; work that would not fit is skipped.
+    host's monotonic clock; work that would not fit is skipped. `memory_limit_bytes`: the candidate fails if its step
+    needs more; on a CPU its memory is measured only then.
     """
 
     kind: Literal["inspect", "measure", "prove", "explain"] = "measure"
@@ -82,6 +83,7 @@ class Job(Record):
     step_ms: float | None = Field(default=None, gt=0)
     ahead: bool = False
     end_s: float | None = None
+    memory_limit_bytes: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _arms_fit_the_kind(self) -> Self:

@@ -91,6 +91,8 @@ def _prove(job: Job, probe: Probe) -> Proof | Failure:
     if isinstance(traced, Failure):
         return traced
     arm.weigh()
+    if large := arm.too_large(Phase.NUMERICS):
+        return large
     cache = cache_for(job.folder, start, arm.workload.batch) if _is_shareable(traced) else ReferenceCache(None)
     reference, note = cache.trace("reference", lambda: _trace_reference(job, probe, start, batches, traced))
     ruler = Ruler(pick_device(job.device))

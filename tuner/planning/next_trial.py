@@ -9,6 +9,7 @@ from tuner.planning.budget import SHORT, TIGHT
 from tuner.planning.pace import expected_s, is_patient, own_s
 from tuner.planning.standings import leader, searched
 from tuner.records import Trial
+from tuner.search.fitting import MemoryLimit
 from tuner.search.outcomes import is_late
 from tuner.search.presets import OPENING, TIGHT_OPENING
 from tuner.search.proposal import Proposal
@@ -29,6 +30,7 @@ def next_trial(
     at_work: Sequence[tuple[Configuration, float]],
     known: Sequence[Configuration],
     trials_within: float = math.inf,
+    limit: MemoryLimit | None = None,
 ) -> Proposal | None:
     """The next proposal, or None when there is no time for it. The step as given is always proposed.
 
@@ -54,5 +56,7 @@ def next_trial(
     presets = TIGHT_OPENING if trials_within < TIGHT else OPENING
     without = SEVERAL_STREAMS if trials_within < SHORT and not best else frozenset[Item]()
     pending = [knobs for knobs, _ in at_work]
-    found = propose(space, tried, seed, may=may, pending=pending, known=known, presets=presets, without=without)
+    found = propose(
+        space, tried, seed, may=may, pending=pending, known=known, presets=presets, without=without, limit=limit
+    )
     return found if found is not None and fits(found.knobs) else None

@@ -6,13 +6,14 @@ from typing import Final
 
 from kitsune.knobs import is_compiled
 from kitsune.plan import Plan
+from tuner.planning.memory_limit import space_of
 from tuner.planning.pace import expected_s
 from tuner.planning.standings import searched
 from tuner.records import Run, Source, Trial
 from tuner.search.outcomes import is_late, is_success, items_to_avoid
 from tuner.search.presets import OPENING
 from tuner.search.proposal import named
-from tuner.search.space import Configuration, Space
+from tuner.search.space import Configuration
 
 #: A trial that timed out is expected to take this many times as long.
 LONGER: Final = 1.5
@@ -37,7 +38,7 @@ def untried(run: Run, trials: Sequence[Trial], plan: Plan | None = None) -> list
     is_ended = plan is not None and plan.was_interrupted
     if is_ended or run.budget_trials is not None or not any(trial.source is Source.BASELINE for trial in tried):
         return []
-    space = Space.of(run.inapplicable)
+    space = space_of(run)
     late = {space.key(trial.knobs): trial.took_s for trial in tried if is_late(trial)}
     ended = [trial for trial in tried if not is_late(trial)]
     known = {space.key(trial.knobs) for trial in ended}

@@ -121,5 +121,5 @@ def suspects_of(trials: Sequence[Trial]) -> list[set[Item]]:
 
 
 def is_caused_by_choices(trial: Trial) -> bool:
-    """Whether its choices caused the failure. Not if it ran out of memory: that depends on all choices together."""
-    return trial.failure is not None and trial.failure.kind is not FailureKind.OUT_OF_MEMORY
+    """Whether its choices caused the failure. Not if it needed too much memory, which depends on all of them."""
+    return trial.failure is not None and trial.failure.kind not in (FailureKind.OUT_OF_MEMORY, FailureKind.TOO_LARGE)

@@ -26,14 +26,25 @@ class Space:
     inapplicable: Mapping[str, str]
 
     @classmethod
-    def of(cls, inapplicable: Mapping[str, str] | None = None, table: Mapping[str, Knob] = KNOBS) -> Self:
+    def of(
+        cls,
+        inapplicable: Mapping[str, str] | None = None,
+        table: Mapping[str, Knob] = KNOBS,
+        *,
+        is_limited: bool = False,
+    ) -> Self:
         """`inapplicable` maps "knob=choice" to the reason; names that are not in the table have no effect.
+
+        `is_limited`: whether the search has a memory limit, so that it tries what saves memory.
 
         "knob=choice, other=choice" declares an exclusion for this device and model: the first choice does not apply
         together with the second one.
         """
         reasons = dict(inapplicable or {})
-        found = dict(table)
+        found = {
+            name: replace(knob, searched=None) if is_limited and knob.saves_memory else knob
+            for name, knob in table.items()
+        }
         for name, reason in reasons.items():
             items = [item_of(part, table) for part in name.split(", ")]
             if len(items) == 2 and (own := items[0]) is not None and (other := items[1]) is not None:

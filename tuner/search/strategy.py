@@ -1,10 +1,10 @@
 """The search strategy: proposes the next configuration from the trials so far. The same trials give the same proposal.
 
-The order: the step as given, against itself; the winner of an earlier run; the best guess for the device, and the
-strongest configuration of plain torch; the other winners and presets of the opening; then proposals of the main-effects
-model, and every fifth time another preset, with those that take minutes to compile last (GPT-2 with max-autotune: 171 s
-on an H200). When the model expects no improvement that is worth a trial: coordinate descent from the best so far, then
-TPE, then all remaining configurations.
+The order: the step as given, against itself; with a memory limit, what was too large, made smaller; the winner of an
+earlier run; the best guess for the device, and the strongest configuration of plain torch; the other winners and
+presets of the opening; then proposals of the main-effects model, and every fifth time another preset, with those that
+take minutes to compile last (GPT-2 with max-autotune: 171 s on an H200). When the model expects no improvement that is
+worth a trial: coordinate descent from the best so far, then TPE, then all remaining configurations.
 Mean regret on 40 simulated steps (tests/unit/tuner/simulation.py) after 9, 12 and 25 trials: 27, 17 and 3.4 %. With
 presets, descent and TPE alone: 46, 43 and 7.1 %.
 """
@@ -22,6 +22,7 @@ from optuna.trial import create_trial
 
 from kitsune.knobs import Choice
 from tuner.records import Source, Trial
+from tuner.search.fitting import MemoryLimit, fitting, is_known_too_large
 from tuner.search.main_effects import promising
 from tuner.search.outcomes import best, blamed, blamed_pairs, is_success, items_to_avoid, speedup
 from tuner.search.presets import OPENING, Preset
@@ -48,17 +49,20 @@ def propose(
     known: Sequence[Configuration] = (),
     presets: Sequence[Preset] = OPENING,
     without: frozenset[Item] = frozenset(),
+    limit: MemoryLimit | None = None,
 ) -> Proposal | None:
     """The next allowed configuration that was not tried yet, or None when none is left.
 
     `may`: whether there is time for a configuration. `seed`: the run's seed; random numbers derive from it and the
     number of trials, so there is no state. `pending`: configurations that other processes are measuring. `known`:
     winners of earlier runs, most similar step first; choices that do not apply here are removed. `presets`: the opening
-    of the run, resolved without the choices in `without`.
+    of the run, resolved without the choices in `without`. `limit`: with it, what was too large is made smaller, and
+    what is known to be too large is left out.
     """
     tried = {space.key(knobs) for knobs in (*(trial.knobs for trial in trials), *pending)}
-    for proposal in proposals(space, trials, seed, pending, known, presets, without):
-        if space.key(proposal.knobs) not in tried and may(proposal.knobs):
+    for proposal in proposals(space, trials, seed, pending, known, presets, without, limit):
+        is_new = space.key(proposal.knobs) not in tried and may(proposal.knobs)
+        if is_new and not (limit is not None and is_known_too_large(proposal.knobs, trials)):
             return proposal
     return None
 
@@ -71,12 +75,15 @@ def proposals(
     known: Sequence[Configuration] = (),
     presets: Sequence[Preset] = OPENING,
     without: frozenset[Item] = frozenset(),
+    limit: MemoryLimit | None = None,
 ) -> Iterator[Proposal]:
     """All proposals in the order of the strategy, including configurations that were tried already. Lazy."""
     avoid = blamed(trials)
     number = len(trials) + len(pending)
     yield Proposal({}, Source.BASELINE, "eager")
     without |= items_to_avoid(space, trials)
+    if limit is not None:
+        yield from fitting(space, trials, limit)
     yield from opening(space, presets, known, without)
     if len(trials) >= MODEL_AFTER and number % OTHERS_TURN:
         yield from modelled(space, trials, pending, avoid)

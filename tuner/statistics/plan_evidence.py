@@ -7,6 +7,7 @@ from itertools import chain
 from statistics import median
 from typing import Final, cast
 
+from kitsune.base.byte_sizes import size_words
 from kitsune.knobs import KNOBS, Choice
 from kitsune.plan import Evidence, Interval, Numerics, Plan, Said
 from tuner.measuring.protocol import ArmSpec, Inspection
@@ -58,9 +59,10 @@ REMEDY_UNSEEN: Final = (
 class Decision:
     """Which arm becomes the plan, which arm its gain is quoted against, and what decided.
 
-    Both are the same arm unless the verdict is FASTER. Verdicts: FASTER (the candidate beats the best stock
+    Both are the same arm unless the verdict is FASTER or FITS. Verdicts: FASTER (the candidate beats the best stock
     configuration), SAME (a gain of 1 % is excluded), AMBIGUOUS or TOO_NOISY (the samples do not decide; `note` says
-    why, and what to do). `found` compares the candidate with the best stock configuration.
+    why, and what to do), FITS (nothing of plain torch that was tried fits into the memory limit). `found` compares the
+    candidate with the best stock configuration, or with the step as given where none fits.
     """
 
     chosen: str
@@ -118,7 +120,9 @@ def confirmation_arms(
     return tuple(arms)
 
 
-def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Decision:
+def decide(
+    processes: Sequence[Measurement], prior: Prior | None = None, memory_limit_bytes: int | None = None
+) -> Decision:
     """The decision of a confirmation. `processes`: a Measurement of each fresh process, with the candidate as last arm.
 
     All have the same arms, except that some (not all) may lack the step as given. A speedup uses the processes that
@@ -129,19 +133,24 @@ def decide(processes: Sequence[Measurement], prior: Prior | None = None) -> Deci
     certain with any number of processes if most rounds of each show a gain above any noise.
     `prior`: from `prior_of` the evidence of an equal plan with equal torch, driver and model; two processes then decide
     nearly as well as five.
+    `memory_limit_bytes`: where the step as given needs more, it is no stock configuration, and never becomes the plan.
     """
     used = undisturbed(processes)
-    stock = _best_stock(used)
+    eager_fits = memory_limit_bytes is None or _peak_bytes(arms_of(used, EAGER)) <= memory_limit_bytes
+    stock = _best_stock(used) if eager_fits or not arms_of(used, STOCK) else STOCK
     candidate = used[0].arms[-1].name if used[0].arms[-1].knobs else EAGER
     is_known = prior is not None and prior.baseline == words(arms_of(used, stock)[0].knobs)
     over_stock, noise = judged(used, stock, candidate, prior if is_known else None)
     left_out = _left_out(len(processes) - len(used), len(processes))
+    if stock == EAGER and not eager_fits:
+        note = "; ".join(filter(None, (_fits_alone(used, memory_limit_bytes), left_out)))
+        return Decision(candidate, EAGER, Verdict.FITS, over_stock, note)
     if over_stock.comparison.verdict is Verdict.FASTER:
         note = "; ".join(filter(None, (_throttled(used), left_out)))
         return Decision(candidate, stock, Verdict.FASTER, over_stock, note)
     over_eager, noise_of_eager = judged(used, EAGER, stock)
-    kept = stock if _seems_faster(over_eager.comparison) else EAGER
-    is_settled = len(used) > 1 and _is_plainly_faster(used, EAGER, stock)
+    kept = stock if _seems_faster(over_eager.comparison) or not eager_fits else EAGER
+    is_settled = not eager_fits or (len(used) > 1 and _is_plainly_faster(used, EAGER, stock))
     said = _least_certain((over_stock,) if is_settled else (over_stock, over_eager))
     note = ""
     if said is Verdict.TOO_NOISY:
@@ -244,8 +253,8 @@ def evidence(
         process_degrees=spread.degrees if is_gain else 0,
         eager_step_ms=_step_ms(arms_of(processes, EAGER)),
         speedup_over_eager=_speedup(processes, EAGER, decision.chosen),
-        baseline_peak_bytes=max(arm.peak_bytes for arm in baselines),
-        peak_bytes=max(arm.peak_bytes for arm in winners),
+        baseline_peak_bytes=_peak_bytes(baselines),
+        peak_bytes=_peak_bytes(winners),
         first_step_s=median([arm.first_step_s for arm in winners]),
         blocks=sum(len(arm.step_ms) for arm in winners),
         processes=len(both),
@@ -310,6 +319,15 @@ def _throttled(processes: Sequence[Measurement]) -> str:
     """A note if the GPU was throttled in more than half of the processes, which affects all arms; else empty."""
     seen = [cause.seen for each in processes for cause in each.causes if cause.kind is CauseKind.GPU_CLOCK]
     return f"measured while {seen[0]}" if 2 * len(seen) > len(processes) else ""
+
+
+def _peak_bytes(arms: Sequence[Arm]) -> int:
+    return max((arm.peak_bytes for arm in arms), default=0)
+
+
+def _fits_alone(processes: Sequence[Measurement], limit_bytes: int | None) -> str:
+    needed = size_words(_peak_bytes(arms_of(processes, EAGER)))
+    return f"no stock configuration that was tried fits into {size_words(limit_bytes or 0)}; as given it needs {needed}"
 
 
 def _left_out(count: int, of: int) -> str:

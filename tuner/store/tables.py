@@ -28,7 +28,7 @@ from kitsune.base.base_record import Record, canonical_json
 from tuner.records import DEFAULT_TEAM
 
 #: The newest revision in `migrations/versions`; a test compares them.
-SCHEMA_REVISION = "0013"
+SCHEMA_REVISION = "0014"
 #: Separate from Optuna's `alembic_version` in the same database.
 VERSION_TABLE = "kitsune_alembic_version"
 
@@ -174,6 +174,7 @@ runs = Table(
     Column("device", Line, nullable=False),
     Column("budget_trials", Whole),
     Column("budget_s", Double),
+    Column("memory_limit_bytes", Whole),
     Column("seed", Whole, nullable=False),
     Column("status", Line, nullable=False),
     Column("attempt", Whole, nullable=False),

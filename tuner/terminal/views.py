@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from kitsune.base.byte_sizes import size_words
 from kitsune.base.text_format import duration, factor, step_time
 from kitsune.cli.output import ITSELF, facts, headline, machine, spread, table
 from kitsune.plan import Interval, Plan
@@ -185,6 +186,8 @@ def _run_facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "device", machine(run.environment) if run.environment else run.device
     budget = [f"{run.budget_trials} trials" if run.budget_trials else "", f"{run.budget_s:g} s" if run.budget_s else ""]
     yield "budget", " or ".join(filter(None, budget)) or "picked by a first look at the model"
+    if run.memory_limit_bytes:
+        yield "memory limit", size_words(run.memory_limit_bytes)
     yield "seed", str(run.seed)
     for name in ("created_at", "started_at", "finished_at"):
         if (moment := getattr(run, name)) is not None:

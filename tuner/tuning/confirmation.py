@@ -16,7 +16,7 @@ from tuner.measuring.protocol import ArmSpec, Inspection, Job, Limits
 from tuner.planning.memory_fit import MemoryFit
 from tuner.planning.pace import eager_processes
 from tuner.planning.prior_runs import AGAIN
-from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Source, Trial, Verdict
+from tuner.records import Comparison, Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
 from tuner.search.space import Configuration
 from tuner.statistics.plan_evidence import (
     CANDIDATE,
@@ -55,11 +55,12 @@ class Confirmed:
     proof: LongProof | None
     unproven: str
 
-    def plan(self, run_id: str, inspection: Inspection, *, budget_s: float | None, interrupted: bool) -> Plan:
+    def plan(self, run: Run, inspection: Inspection, *, budget_s: float | None, interrupted: bool) -> Plan:
         """The plan with its evidence. `budget_s`: budget of the search; `interrupted`: whether the user ended it."""
-        plan = plan_from(self.measured, self.decision, run_id, inspection, self.numerics)
+        plan = plan_from(self.measured, self.decision, run.id, inspection, self.numerics)
         assert plan.evidence is not None
-        evidence = plan.evidence.model_copy(update={"budget_s": budget_s, "interrupted": interrupted})
+        search = {"budget_s": budget_s, "memory_limit_bytes": run.memory_limit_bytes, "interrupted": interrupted}
+        evidence = plan.evidence.model_copy(update=search)
         return plan.model_copy(update={"evidence": self._with_proof(evidence) if self._is_of_candidate else evidence})
 
     def timeline(self) -> Timeline | None:
@@ -140,7 +141,7 @@ class Confirmation:
             yield Tried(self.work.give_up(Source.CONFIRM, self.first.knobs, OUT_OF_TIME))
             return None
         unproven = self._unproven or (f"{UNLOOKED}: there was no time" if self._lacks_proof() else "")
-        decision, proof = decide(self._measured, self._prior()), self._proof or self.extent.proof
+        decision, proof = self._decided(), self._proof or self.extent.proof
         return Confirmed(self._measured, decision, self._numerics(), proof, unproven)
 
     def _next(self) -> Job | None:
@@ -174,7 +175,10 @@ class Confirmation:
 
     def _compared(self) -> Comparison | None:
         """The comparison by the measurements so far."""
-        return decide(self._measured, self._prior()).comparison if has_eager(self._measured) else None
+        return self._decided().comparison if has_eager(self._measured) else None
+
+    def _decided(self) -> Decision:
+        return decide(self._measured, self._prior(), self.work.run.memory_limit_bytes)
 
     def _at_work(self) -> list[Job]:
         return [begun.job for begun in self.work.begun.values() if begun.job is not None]

@@ -58,11 +58,11 @@ def is_of(plan: Plan, found: Inspection) -> bool:
 
 
 def is_as_long(earlier: Run, evidence: Evidence, run: Run, budget_s: float | None) -> bool:
-    """Whether the earlier run has finished, with at least the budget of this run in time and in trials.
+    """Whether the earlier run has finished, with the same memory limit and at least the budget in time and in trials.
 
     A suggested budget may be up to `SUGGESTED_ALIKE` times larger, because it varies between inspections.
     """
-    if earlier.status is not RunStatus.FINISHED:
+    if earlier.status is not RunStatus.FINISHED or earlier.memory_limit_bytes != run.memory_limit_bytes:
         return False
     had_s = evidence.budget_s if earlier.budget_s is None else earlier.budget_s
     asked_s = budget_s if budget_s is None or run.budget_s is not None else budget_s / SUGGESTED_ALIKE

@@ -20,6 +20,7 @@ from tuner.measuring.scratch import scratch
 from tuner.planning.ablation import Chunk, arms_without, expected_s, next_chunk
 from tuner.planning.budget import SHORT, budget_message, compile_s, suggested_budget_s, trials_within
 from tuner.planning.memory_fit import MemoryFit
+from tuner.planning.memory_limit import limit_of, space_of
 from tuner.planning.next_trial import next_trial
 from tuner.planning.pace import at_once, elapsed_s, is_in_vain, limits_within, spares, timing_s
 from tuner.planning.prior_runs import Knowledge, nothing_known
@@ -111,7 +112,7 @@ class Tuning:
         begun_s = self.clock() if self.begun_s is None else self.begun_s
         self._begin_s = begun_s - elapsed_s(self.trials)
         self._budget_s, self._deaths = self.run.budget_s, self.run.deaths
-        self._space = Space.of(self.run.inapplicable)
+        self._space = space_of(self.run)
 
     def steps(self) -> Steps:
         """Yields events; the Conclusion is the generator's return value.
@@ -126,7 +127,7 @@ class Tuning:
             self._work, self._folder = Work(self.run, self.trials, crew, self.now), str(folder)
             inspection = self._inspected(crew)
             yield Inspected(inspection)
-            self._space = Space.of(inspection.inapplicable)
+            self._space = space_of(self.run, inspection.inapplicable)
             self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
             self._is_random, self._compile_s = inspection.random, compile_s(inspection, self._space)
             if self.run.budget_s is None and self.run.budget_trials is None:
@@ -251,6 +252,7 @@ class Tuning:
             at_work=at_work,
             known=self._known.winners,
             trials_within=self._trials_within,
+            limit=limit_of(self.run, is_random=self._is_random),
         )
         if found is None:
             return None
@@ -263,8 +265,7 @@ class Tuning:
         budget_s = timing_s(self._step_s) if against is None else None
         more = {"ahead": self._is_random and self._at_once > 1, "budget_s": budget_s}
         job = self._job(arms, SEARCH_ROUNDS, best_speedup=to_beat(self.trials, found), **more)
-        limits = self._search_limits()
-        return self._work.begin(found.source, found.knobs, job, limits, rival=against, proposal=found)
+        return self._work.begin(found.source, found.knobs, job, self._search_limits(), rival=against, proposal=found)
 
     def _play_off(self) -> Iterator[Event]:
         """Ranks the best few in one process. Without it (interrupted, no time) the ranking of their trials stands."""
@@ -339,11 +340,11 @@ class Tuning:
         """The result of a run that measured only the step as given."""
         assert alone.measurement is not None
         note = ENDED_EARLY if self._is_ended() else UNSEARCHED
-        decision = replace(decide([alone.measurement]), verdict=Verdict.AMBIGUOUS, note=note)
-        return Confirmed([alone.measurement], decision, {}, None, "")
+        decided = replace(decide([alone.measurement]), verdict=Verdict.AMBIGUOUS, note=note)
+        return Confirmed([alone.measurement], decided, {}, None, "")
 
     def _concluded(self, confirmed: Confirmed, inspection: Inspection) -> Conclusion:
-        plan = confirmed.plan(self.run.id, inspection, budget_s=self._budget_s, interrupted=self._is_ended())
+        plan = confirmed.plan(self.run, inspection, budget_s=self._budget_s, interrupted=self._is_ended())
         return Conclusion(plan, confirmed.decision.verdict, self._is_ended(), confirmed.timeline())
 
     def _wait(self, check: Check | None = None) -> tuple[Begun, Finished] | None:
@@ -384,9 +385,9 @@ class Tuning:
 
     def _job(self, arms: tuple[ArmSpec, ...], rounds: int, **more: object) -> Job:
         reference_s = None if self._budget_s is None else REFERENCE_SHARE * self._budget_s
-        given: dict[str, Any] = {"workload": self.spec, "device": self.run.device, "seed": self.run.seed}
-        given |= {"folder": self._folder, "reference_s": reference_s, "step_ms": 1e3 * self._step_s or None}
-        return Job.model_validate({**given, "arms": arms, "rounds": rounds, **more})
+        given: dict[str, Any] = self.run.model_dump(include={"device", "seed", "memory_limit_bytes"})
+        given |= {"workload": self.spec, "folder": self._folder, "step_ms": 1e3 * self._step_s or None}
+        return Job.model_validate({**given, "reference_s": reference_s, "arms": arms, "rounds": rounds, **more})
 
     def _left_s(self) -> float:
         """Seconds left in the budget; infinite when only trials are counted."""

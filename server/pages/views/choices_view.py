@@ -44,6 +44,7 @@ _FAILURES: Mapping[FailureKind, str] = {
     FailureKind.DECLINED: "was declined",
     FailureKind.RAISED: "raised an error",
     FailureKind.OUT_OF_MEMORY: "ran out of memory",
+    FailureKind.TOO_LARGE: "did not fit into the memory limit",
     FailureKind.TIMEOUT: "took too long",
     FailureKind.CRASHED: "crashed",
     FailureKind.WRONG: "gave wrong numbers",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kitsune.base.byte_sizes import size_words
 from kitsune.knobs import KNOBS
 from kitsune.plan import Evidence, Plan, Row, differences
 from server.api.compare import Side, warnings
@@ -103,6 +104,7 @@ _ROWS: Final[Mapping[str, Callable[[Run, Plan | None], str]]] = {
     "took": lambda run, _: "" if run.took_s is None else words.lasted(run.took_s),
     "trials": lambda run, _: f"{run.trials:,}",
     "budget": lambda run, _: budget_words(run),
+    "memory limit": lambda run, _: size_words(run.memory_limit_bytes) if run.memory_limit_bytes else "",
     "seed": lambda run, _: str(run.seed),
     **{name: _of_knob(name) for name in KNOBS},
     "batch": lambda _, plan: plan.batch if plan is not None else "",

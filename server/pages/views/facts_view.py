@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
+from kitsune.base.byte_sizes import size_words
 from kitsune.base.text_format import clean
 from kitsune.plan import Environment
 from server.charts.drawing import words
@@ -37,6 +38,7 @@ def _command(run: Run) -> str:
     options = [f"--device {shlex.quote(device)}"] if device else []
     options += [f"--trials {run.budget_trials}"] if run.budget_trials else []
     options += [f"--budget {_seconds(run.budget_s)}s"] if run.budget_s else []
+    options += [f"--memory-limit {run.memory_limit_bytes}"] if run.memory_limit_bytes else []
     return " ".join(["kitsune submit" if is_archive else "kitsune tune", spec, *options, f"--seed {run.seed}"])
 
 
@@ -75,6 +77,8 @@ def _work(run: Run) -> Iterator[Fact]:
     yield "workload", run.workload
     yield "device", run.device or "any"
     yield "budget", budget_words(run)
+    if run.memory_limit_bytes:
+        yield "memory limit", size_words(run.memory_limit_bytes)
     yield "seed", str(run.seed)
     if run.worker:
         yield "worker", f"{run.worker}, {words.count(run.attempt, 'attempt')}"

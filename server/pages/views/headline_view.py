@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
+from kitsune.base.byte_sizes import size_words
 from kitsune.base.text_format import clean
 from kitsune.cli.output import UNTOLD
 from kitsune.plan import Evidence, Interval, Numerics, Plan
@@ -56,6 +57,12 @@ def of_evidence(what: str, plan: Plan, found: Evidence, trials: Sequence[Trial] 
     """The headline of a measured plan; `what`: what was tuned, and where."""
     if found.verdict == "faster":
         return Headline(Mood.GOOD, _faster(what, found), tuple(_details(found)))
+    if found.verdict == "fits":
+        sentence = (
+            f"{what}: fits into {size_words(found.memory_limit_bytes or 0)}: {size_words(found.peak_bytes)} and "
+            f"{words.ms(found.step_ms)} with the plan; {found.note}, and {words.ms(found.eager_step_ms)}"
+        )
+        return Headline(Mood.GOOD, sentence, tuple(_details(found)))
     if found.verdict in UNTOLD:
         sentence = f"{what}: {UNTOLD[found.verdict].lower()}: {found.note}"
         numbers_off = (f"Numbers: {numbers(found)}.",) if plan.knobs else ()

@@ -28,6 +28,7 @@ class Request(Record):
     device: Literal["", "cuda", "cpu"] = Field(default="", description="empty: on whatever a worker has")
     trials: int | None = Field(default=None, ge=1, lt=2**63)
     budget_s: float | None = Field(default=None, gt=0)
+    memory_limit_bytes: int | None = Field(default=None, gt=0, lt=2**63)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     name: str = Field(default="", description="what people call the run")
 
@@ -41,6 +42,10 @@ class Quota:
 
 
 UNLIMITED: Final = Quota()
+#: What a run that is tried again has of the earlier one.
+ASKED: Final = {
+    *("team", "name", "workload", "archive", "budget_trials", "budget_s", "memory_limit_bytes", "seed", "tags"),
+}
 
 
 def submit(
@@ -107,7 +112,7 @@ def retry(
     if known is not None:
         return known, False
     check_quota(connection, old.team, owner, quota)
-    asked = old.model_dump(include={"team", "name", "workload", "archive", "budget_trials", "budget_s", "seed", "tags"})
+    asked = old.model_dump(include=ASKED)
     fingerprint = old.fingerprint if old.archive else ""  # that of a zoo workload is found by the inspection
     device = old.device.partition(":")[0]
     again = Run(id=new_id(), **asked, fingerprint=fingerprint, device=device, created_at=now or utcnow())
@@ -174,6 +179,7 @@ def _new_run(connection: Connection, request: Request, team: str, at: datetime) 
         device=request.device,
         budget_trials=request.trials,
         budget_s=request.budget_s,
+        memory_limit_bytes=request.memory_limit_bytes,
         seed=request.seed,
         created_at=at,
     )

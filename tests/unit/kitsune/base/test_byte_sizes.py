@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kitsune.base.byte_sizes import parse_bytes
+from kitsune.base.byte_sizes import parse_bytes, parse_memory_limit, size_words
 from kitsune.errors import SettingsError
 
 
@@ -20,6 +20,8 @@ from kitsune.errors import SettingsError
         ("1KB", 1024),
         ("512MB", 512 << 20),
         ("2GB", 2 << 30),
+        ("2GiB", 2 << 30),
+        ("1 tib", 1 << 40),
         ("0GB", 0),
         ("0.0", 0),
         ("0.1KB", 102),
@@ -38,7 +40,7 @@ def test_sizes_are_read_kindly() -> None:
 @pytest.mark.parametrize(
     "size",
     [
-        *["", "GB", "2 TB", "-1", "-1MB", "1e9", "2GiB", "1..5GB", "1.2.3", ".", "KMGB", "1KMB"],
+        *["", "GB", "2 PB", "2Gi", "-1", "-1MB", "1e9", "2IB", "1..5GB", "1.2.3", ".", "KMGB", "1KMB"],
         *["²KB", "٣GB", "9" * 320, "9" * 320 + "GB", "9" * 100_000],
         *["0.1B", "0.9", "0.0009KB", f"0.{'0' * 400}1GB"],
         *[-1, True, 1.9, float("nan"), None, b"512"],
@@ -48,6 +50,24 @@ def test_sizes_are_read_kindly() -> None:
 def test_sizes_that_make_no_sense(size: Any) -> None:
     with pytest.raises(SettingsError, match="memory_pool_size"):
         parse_bytes(size)
+
+
+@pytest.mark.parametrize("size", [0, "0GB", 2**63, "9000000TB", "much", -1])
+def test_limits_that_make_no_sense(size: Any) -> None:
+    with pytest.raises(SettingsError, match="memory_limit"):
+        parse_memory_limit(size)
+
+
+def test_limits() -> None:
+    assert parse_memory_limit("40GiB") == 40 << 30
+    assert parse_memory_limit(None) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(40 << 30, "40 GiB"), (5594294518, "5.21 GiB"), (512 << 20, "512 MiB"), (0, "0 MiB")]
+)
+def test_sizes_in_words(count: int, words: str) -> None:
+    assert size_words(count) == words
 
 
 @given(st.integers(0, 2**40), st.sampled_from(["", "B", "KB", "MB", "GB", "kb", " mb"]))

@@ -25,8 +25,8 @@ def evidence(**changes: object) -> Evidence:
         "speedup": interval(2.31),
         "eager_step_ms": 11.2,
         "speedup_over_eager": interval(11.2),
-        "baseline_peak_bytes": 2 * output.GIB,
-        "peak_bytes": output.GIB,
+        "baseline_peak_bytes": 2 * 2**30,
+        "peak_bytes": 2**30,
         "first_step_s": 20.4,
         "blocks": 30,
         "samples_sha256": "0" * 64,
@@ -63,7 +63,7 @@ def test_show_says_in_words_what_was_found(call, plan_file):
         "11.2x over eager.\n"
     )
     assert "autocast to bfloat16" in out
-    assert "1.00 GiB at peak; best stock configuration 2.00 GiB" in out
+    assert "1 GiB at peak; best stock configuration 2 GiB" in out
     assert "earned back after 2,000 steps" in out
     assert plan.plan_id in out
     assert plan.environment.gpu in out

@@ -44,9 +44,10 @@ def tuning(monkeypatch):
 def test_tune_hands_its_options_down(call, tuning):
     given = tuning(lambda tell: result())
     before_s = time.monotonic()
-    line = "tune zoo:mlp --trials 7 --budget 5m --device cpu --seed 3 --database sqlite:///x.db"
+    line = "tune zoo:mlp --trials 7 --budget 5m --device cpu --seed 3 --database sqlite:///x.db --memory-limit 4GiB"
     assert call(*line.split())[0] == 0
     expected = {"trials": 7, "budget": "5m", "device": "cpu", "seed": 3, "database": "sqlite:///x.db"}
+    expected["memory_limit"] = "4GiB"
     assert before_s <= given.pop("begun_s") <= time.monotonic()
     assert given == {"spec": "zoo:mlp", **expected, "ablation": True}
     assert call(*line.split(), "--no-ablation")[0] == 0

@@ -421,3 +421,52 @@ def test_the_comparison_is_of_pairs():
     assert planned(processes)[0].evidence.speedup_over_eager == confirm(eager, candidate).comparison.speedup
     alone = processes[0]
     assert compare_arms(alone, STOCK, CANDIDATE) == compare(stock[0], candidate[0])
+
+
+def weighed(processes: Confirmation, **peaks: int) -> Confirmation:
+    """With these peaks of the arms named."""
+    return tuple(
+        process.model_copy(
+            update={
+                "arms": tuple(
+                    arm.model_copy(update={"peak_bytes": peaks.get(arm.name, arm.peak_bytes)}) for arm in process.arms
+                )
+            }
+        )
+        for process in processes
+    )
+
+
+LARGE = {EAGER: 10 * 2**30, STOCK: 3 * 2**30, CANDIDATE: 2 * 2**30}
+
+
+@pytest.mark.parametrize("candidate_ms", [5, 10, 20])
+def test_what_alone_fits_into_the_limit_is_the_plan_however_fast_it_is(candidate_ms: float) -> None:
+    processes = weighed(measured(10, None, candidate_ms), **LARGE)
+    decision = decide(processes, None, 4 * 2**30)
+    assert (decision.chosen, decision.baseline, decision.verdict) == (CANDIDATE, EAGER, Verdict.FITS)
+    assert decision.note == "no stock configuration that was tried fits into 4 GiB; as given it needs 10 GiB"
+    plan = plan_from(processes, decision, "run", INSPECTION, {})
+    assert plan.evidence.speedup.median == pytest.approx(10 / candidate_ms, rel=1e-2)
+    assert (plan.evidence.baseline_peak_bytes, plan.evidence.peak_bytes) == (10 * 2**30, 2 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("eager_ms", "stock_ms", "candidate_ms", "chosen", "said"),
+    [
+        (10, 14, 12, CANDIDATE, Verdict.FASTER),
+        (10, 14, 14, STOCK, Verdict.SAME),
+        (10, 14, None, STOCK, Verdict.SAME),
+        (10, 14, 16, STOCK, Verdict.SAME),
+    ],
+)
+def test_a_step_as_given_that_does_not_fit_is_no_rival(eager_ms, stock_ms, candidate_ms, chosen, said) -> None:
+    processes = weighed(measured(eager_ms, stock_ms, candidate_ms), **LARGE)
+    decision = decide(processes, None, 4 * 2**30)
+    assert (decision.chosen, decision.baseline) == (chosen, STOCK)
+    assert decision.verdict is said
+
+
+def test_a_limit_that_the_step_as_given_keeps_changes_nothing() -> None:
+    processes = weighed(measured(10, 12, 11), **LARGE)
+    assert decide(processes, None, 10 * 2**30) == decide(processes)

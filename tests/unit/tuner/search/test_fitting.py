@@ -1,0 +1,103 @@
+"""Searches with a memory limit: what was too large is made smaller, and what is known to be too large is not tried."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kitsune.knobs import KNOBS, Choice
+from tests.unit.tuner.simulation import trial
+from tuner.records import Failure, FailureKind, Phase, Source, Trial
+from tuner.search.fitting import KNOB, LADDER, MemoryLimit, fitting, is_known_too_large, stronger
+from tuner.search.presets import is_stock
+from tuner.search.space import Space
+from tuner.search.strategy import propose
+
+SPACE = Space.of({}, is_limited=True)
+LIMIT = MemoryLimit(100)
+#: What each choice of a simulated step needs, in bytes; nothing else changes its memory.
+PEAKS: Mapping[Choice, int] = {
+    "off": 200,
+    "keep-75": 170,
+    "keep-50": 140,
+    "keep-30": 120,
+    "blocks-keep-attention": 110,
+    "blocks": 90,
+}
+
+
+def outcome(number: int, knobs: Mapping[str, Choice], source: Source, peak_bytes: int) -> Trial:
+    if peak_bytes <= LIMIT.limit_bytes:
+        return trial(number, knobs, source)
+    failure = Failure(kind=FailureKind.TOO_LARGE, phase=Phase.NUMERICS, reason="too large", peak_bytes=peak_bytes)
+    return trial(number, knobs, source, failure=failure)
+
+
+def searched(count: int, limit: MemoryLimit = LIMIT) -> list[Trial]:
+    trials: list[Trial] = []
+    while len(trials) < count and (found := propose(SPACE, trials, limit=limit)) is not None:
+        trials.append(outcome(len(trials), found.knobs, found.source, PEAKS[found.knobs.get(KNOB, "off")]))
+    return trials
+
+
+def test_a_search_finds_what_fits_early() -> None:
+    trials = searched(9)
+    assert trials[0].knobs == {}
+    fit = [each for each in trials if each.failure is None]
+    assert any(is_stock(each.knobs) for each in fit)
+    assert any("fusion" in each.knobs for each in fit), "and the best guess"
+
+
+def test_what_is_known_to_be_too_large_is_not_tried_again() -> None:
+    trials = searched(40)
+    for place, each in enumerate(trials):
+        assert not is_known_too_large(each.knobs, trials[:place])
+
+
+@given(st.sampled_from([choice for choice, _ in LADDER[:-1]]), st.floats(0.01, 1.5), st.booleans())
+def test_stronger_choices_are_tried_once_each_and_the_strongest_is_among_them(now, left, is_random) -> None:
+    found = stronger(now, left, is_random=is_random)
+    assert len(set(found)) == len(found)
+    assert "blocks" in found
+    assert now not in found
+    if is_random:
+        assert not any(str(choice).startswith("keep-") for choice in found)
+    else:
+        assert len(found) == len(LADDER) - 1 - [choice for choice, _ in LADDER].index(now)
+
+
+def test_the_first_guess_leaves_what_the_limit_leaves() -> None:
+    assert stronger("off", 0.95, is_random=False)[0] == "keep-75"
+    assert stronger("off", 0.8, is_random=False)[0] == "keep-50"
+    assert stronger("off", 0.3, is_random=False)[0] == "blocks"
+    assert stronger("off", 0.8, is_random=True)[0] == "blocks-keep-attention"
+
+
+def test_one_stream_comes_first_where_it_may_do() -> None:
+    knobs = {"precision": "bf16", "compile": "default", "capture": "step", "streams": 4}
+    first = outcome(1, knobs, Source.SEED, 110)
+    (found,) = fitting(SPACE, [first], LIMIT)
+    assert found.knobs == {name: choice for name, choice in knobs.items() if name != "streams"}
+    (found,) = fitting(SPACE, [outcome(1, knobs, Source.SEED, 300)], LIMIT)
+    assert found.knobs == {**knobs, KNOB: "blocks"}
+
+
+def test_the_rival_of_torchs_own_graphs_is_compiled_without_them() -> None:
+    knobs = {"precision": "bf16", "compile": "reduce-overhead", "update": "fused"}
+    (found,) = fitting(SPACE, [outcome(1, knobs, Source.STOCK, 130)], LIMIT)
+    assert found.knobs == {**knobs, "compile": "default", KNOB: "keep-50"}
+    assert found.source is Source.STOCK
+
+
+@pytest.mark.parametrize("kind", [FailureKind.RAISED, FailureKind.WRONG, FailureKind.TIMEOUT])
+def test_other_failures_are_not_made_smaller(kind: FailureKind) -> None:
+    failure = Failure(kind=kind, phase=Phase.NUMERICS, reason="other")
+    assert list(fitting(SPACE, [trial(1, {"precision": "bf16"}, failure=failure)], LIMIT)) == []
+
+
+def test_memory_is_saved_under_a_limit_only() -> None:
+    saving = {name for name, knob in KNOBS.items() if knob.saves_memory}
+    assert saving == {"recompute", "pool_bytes"}
+    assert saving <= set(SPACE.searchable())
+    assert not saving & set(Space.of({}).searchable())

@@ -1,0 +1,91 @@
+"""Proposals for a search with a memory limit: what was too large, on one stream or with more of it computed again.
+
+The choices of `recompute` are tried by how much they are expected to save. The first one is picked by the part of the
+measured peak that the limit leaves; then come stronger ones, until one fits or none is left.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kitsune.knobs import SHARES_KEPT, Choice
+from tuner.records import FailureKind, Source, Trial
+from tuner.search.presets import is_stock
+from tuner.search.proposal import Proposal
+from tuner.search.space import Configuration, Space
+
+KNOB: Final = "recompute"
+#: From the weakest to the strongest, with the part of the whole peak that each is expected to leave: weights, gradients
+#: and states stay, which are half of the peak of a transformer with a batch that fills a GPU, so a first guess only.
+LADDER: Final[tuple[tuple[Choice, float], ...]] = (
+    ("off", 1.0),
+    ("keep-75", 0.9),
+    ("keep-50", 0.75),
+    ("keep-30", 0.65),
+    ("blocks-keep-attention", 0.5),
+    ("blocks", 0.0),
+)
+#: The least part of a peak on several streams that one stream needs.
+ONE_STREAM: Final = 0.8
+OF_STREAMS: Final = ("streams", "pool_bytes")
+#: Sources of what is made smaller; proposals of a model that were too large are left to the model.
+PRESETS: Final = (Source.BASELINE, Source.STOCK, Source.KNOWN, Source.SEED)
+MEMORY: Final = (FailureKind.TOO_LARGE, FailureKind.OUT_OF_MEMORY)
+STRENGTHS: Final = {choice: strength for strength, (choice, _) in enumerate(LADDER)}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """`is_random`: whether the step draws random numbers, so that shares of a compiled step do not apply."""
+
+    limit_bytes: int
+    is_random: bool = False
+
+
+def fitting(space: Space, trials: Sequence[Trial], limit: MemoryLimit) -> Iterator[Proposal]:
+    """What saves memory, for each preset that was too large: those of plain torch first, the step as given last."""
+    large = [trial for trial in trials if is_too_large(trial) and trial.source in PRESETS]
+    for trial in sorted(large, key=lambda trial: (not trial.knobs, not is_stock(trial.knobs))):
+        knobs = next(smaller(space, trial, limit), None)
+        if knobs is not None:
+            yield Proposal(knobs, Source.STOCK if is_stock(knobs) else Source.SEED, "to fit into the memory")
+
+
+def smaller(space: Space, trial: Trial, limit: MemoryLimit) -> Iterator[dict[str, Choice]]:
+    """The configuration on one stream where that may do, then with stronger recomputation."""
+    peak_bytes = trial.failure.peak_bytes if trial.failure else None
+    left = 1.0 if peak_bytes is None else limit.limit_bytes / peak_bytes
+    if "streams" in trial.knobs and left >= ONE_STREAM:
+        yield space.repair({name: choice for name, choice in trial.knobs.items() if name not in OF_STREAMS})
+    for choice in stronger(trial.knobs.get(KNOB, "off"), left, is_random=limit.is_random):
+        knobs = space.repair({**trial.knobs, KNOB: choice}, keep=KNOB)
+        if knobs.get(KNOB) == choice:
+            yield knobs
+
+
+def stronger(now: Choice, left: float, *, is_random: bool) -> list[Choice]:
+    """The choices to try after `now`, the first guess first. `left`: the part of its peak that the limit leaves."""
+    place = STRENGTHS[now]
+    after = [each for each in LADDER[place + 1 :] if not (is_random and each[0] in SHARES_KEPT)]
+    guesses = [choice for choice, part in after if part <= left * LADDER[place][1]]
+    return guesses + [choice for choice, _ in reversed(after) if choice not in guesses]
+
+
+def is_too_large(trial: Trial) -> bool:
+    return trial.failure is not None and trial.failure.kind in MEMORY
+
+
+def is_known_too_large(knobs: Configuration, trials: Sequence[Trial]) -> bool:
+    """Whether the same configuration with as much or more recomputation was too large."""
+    return any(
+        is_too_large(trial) and others(trial.knobs) == others(knobs) and strength(knobs) <= strength(trial.knobs)
+        for trial in trials
+    )
+
+
+def others(knobs: Configuration) -> dict[str, Choice]:
+    return {name: choice for name, choice in knobs.items() if name != KNOB}
+
+
+def strength(knobs: Configuration) -> int:
+    return STRENGTHS[knobs.get(KNOB, "off")]
