@@ -190,6 +190,7 @@ runs = st.builds(
     device=lines,
     budget_trials=st.none() | st.integers(min_value=1, max_value=2**63 - 1),
     budget_s=st.none() | positive,
+    memory_limit_bytes=st.none() | st.integers(1, 2**63 - 1),
     seed=st.integers(min_value=-(2**63), max_value=2**63 - 1),
     status=st.sampled_from(RunStatus),
     attempt=numbers,

@@ -224,7 +224,7 @@ class TestLists:
         step = an_archive()
         with database.begin() as connection:
             stored, _ = archives.put(connection, step.to_bytes(), step, team="red")
-            request = Request(archive=stored.sha256, trials=7, budget_s=9.0, seed=3, name="mine")
+            request = Request(archive=stored.sha256, trials=7, budget_s=9.0, memory_limit_bytes=5, seed=3, name="mine")
             first, _ = submits.submit(connection, request, owner="ann", team="red", now=START)
             runs.annotate(connection, first.id, tags=("t",), note="of the first")
             claimed = runs.claim(connection, "w", device="cuda:1", now=START)
@@ -233,6 +233,7 @@ class TestLists:
             assert runs.get(connection, again.id) == again
         assert is_new
         same = ("team", "archive", "workload", "fingerprint", "budget_trials", "budget_s", "seed", "name")
+        same += ("memory_limit_bytes",)
         assert {name: getattr(again, name) for name in same} == {name: getattr(first, name) for name in same}
         assert (again.status, again.attempt, again.worker, again.error) == (RunStatus.QUEUED, 0, None, None)
         assert (again.device, again.created_at, again.tags, again.note) == ("cuda", after(2), ("t",), "")

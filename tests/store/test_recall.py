@@ -85,6 +85,7 @@ class TestRecall:
         [
             ({"budget_s": 900.0}, {}),
             ({"budget_s": None, "budget_trials": 9}, {}),
+            ({"memory_limit_bytes": 2**30}, {}),
             ({}, {"fingerprint": "another"}),
             ({}, {"batch": "9x9"}),
             ({}, {"environment": an_environment(torch="1.0")}),

@@ -108,6 +108,8 @@ def test_a_new_run(given_, budget_trials, budget_s):
     run = new_run("zoo:mlp", "cpu", seed=4, **given_)
     assert (run.budget_trials, run.budget_s, run.seed) == (budget_trials, budget_s, 4)
     assert (run.workload, run.device, run.status) == ("zoo:mlp", "cpu", RunStatus.QUEUED)
+    assert run.memory_limit_bytes is None
+    assert new_run("zoo:mlp", "cpu", memory_limit="2GiB").memory_limit_bytes == 2**31
     assert abs((run.created_at - datetime.now(run.created_at.tzinfo)).total_seconds()) < 60
 
 

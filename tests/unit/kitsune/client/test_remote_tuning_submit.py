@@ -55,7 +55,7 @@ def submit(url: str, **options: object) -> remote_run.RemoteRun:
 def test_what_is_sent_is_an_archive_of_the_step_without_its_weights():
     service = Service()
     with service.server.running():
-        run = submit(service.server.url, budget="5m", trials=7, token="ksn_x")
+        run = submit(service.server.url, budget="5m", trials=7, memory_limit="4GiB", token="ksn_x")
         assert run.id == RUN["id"]
     (put,) = service.requests("/api/v1/archives")
     archive = Archive.from_bytes(put.body)
@@ -66,7 +66,8 @@ def test_what_is_sent_is_an_archive_of_the_step_without_its_weights():
     assert model.first.weight.detach().numpy().tobytes()[:64] not in put.body
     (post,) = service.requests("/api/v1/runs")
     assert json.loads(post.body) == {
-        "archive": "ab" * 32, "budget_s": 300.0, "trials": 7, "device": "", "seed": 0, "name": "",
+        "archive": "ab" * 32, "budget_s": 300.0, "trials": 7, "memory_limit_bytes": 2**32,
+        "device": "", "seed": 0, "name": "",
     }  # fmt: skip
     assert post.headers["authorization"] == "Bearer ksn_x"
 
@@ -171,7 +172,9 @@ def test_submitting_without_permission():
         submit(server.url)
 
 
-@pytest.mark.parametrize("options", [{"trials": 0}, {"trials": "5"}, {"budget": "soon"}, {"budget": -1}])
+@pytest.mark.parametrize(
+    "options", [{"trials": 0}, {"trials": "5"}, {"budget": "soon"}, {"budget": -1}, {"memory_limit": "much"}]
+)
 def test_options_without_sense_reach_no_server(options):
     with ScriptedServer(answers({})).running() as server:
         with pytest.raises(SettingsError):

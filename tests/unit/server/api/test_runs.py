@@ -27,7 +27,9 @@ def count(database) -> int:
 
 
 def test_a_submit_makes_a_queued_run(client, database, archive):
-    response = submit(client, archive, device="cuda", trials=7, budget="5m", seed=3, name="my CNN")
+    response = submit(
+        client, archive, device="cuda", trials=7, budget="5m", memory_limit_bytes=2**32, seed=3, name="my CNN"
+    )
     assert response.status_code == 201
     run = response.json()
     assert response.headers["location"] == run["links"]["self"] == f"{PLACE}/{run['id']}"
@@ -35,7 +37,7 @@ def test_a_submit_makes_a_queued_run(client, database, archive):
         stored = runs.get(connection, run["id"])
     assert (stored.status, stored.archive, stored.workload) == (RunStatus.QUEUED, archive.sha256, "archive")
     assert (stored.device, stored.budget_trials, stored.budget_s) == ("cuda", 7, 300.0)
-    assert (stored.seed, stored.name) == (3, "my CNN")
+    assert (stored.seed, stored.name, stored.memory_limit_bytes) == (3, "my CNN", 2**32)
     assert client.get(run["links"]["self"]).json() == run
 
 
@@ -110,6 +112,8 @@ BAD = {
     "a budget in words": ({"budget": "a while"}, 422, "budget"),
     "a negative budget": ({"budget": -1}, 422, "budget"),
     "a negative budget_s": ({"budget_s": -1}, 422, "budget_s"),
+    "no memory": ({"memory_limit_bytes": 0}, 422, "memory_limit_bytes"),
+    "memory in words": ({"memory_limit_bytes": "4GiB"}, 422, "memory_limit_bytes"),
     "two budgets": ({"budget": "5m", "budget_s": 300}, 422, "either"),
     "a seed of 65 bits": ({"seed": 2**64}, 422, "seed"),
     "a name with a NUL": ({"name": "a\0b"}, 422, "name"),
@@ -157,7 +161,9 @@ def test_a_key_that_cannot_be_kept_is_refused(client, archive, key):
 
 @given(
     st.dictionaries(
-        st.sampled_from(["archive", "device", "trials", "budget", "budget_s", "seed", "name", "x"]),
+        st.sampled_from(
+            ["archive", "device", "trials", "budget", "budget_s", "memory_limit_bytes", "seed", "name", "x"]
+        ),
         st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=3),
     )
 )
