@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from kitsune.autograd.random_operations import DRAWS
 from kitsune.capture.unkept_caches import cache_classes
+from kitsune.errors import UnfitError
 from kitsune.knobs import SHARES_KEPT, Choice
 from kitsune.techniques.technique import Build, Context, Facts, Technique
 
@@ -49,6 +50,15 @@ class Recompute(Technique):
 
     def blames(self, error: BaseException) -> bool:
         return DRAWS in str(error)
+
+
+def checkpoint_blocks(model: torch.nn.Module) -> None:
+    """Makes each repeated block a checkpoint for good. Raises UnfitError where there is none."""
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise UnfitError(NO_BLOCKS)
+    for block in blocks:
+        block.forward = checkpoint_of(block.forward, None, ())
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -23,6 +23,7 @@ from kitsune.plan import Plan
 from kitsune.step import TrainStep
 from kitsune.techniques import tolerance
 from kitsune.techniques.precision import precision_of
+from kitsune.techniques.recompute import checkpoint_blocks
 from kitsune.techniques.technique import Tolerance
 from kitsune.timeline import Timeline
 from kitsune.workload import Workload
@@ -35,6 +36,7 @@ from tuner.sandbox.confinement import bound_memory, runs_code
 from tuner.workloads.loader import load_workload
 
 MAX_SETTLING_STEPS = 32
+DOES_NOT_FIT = "the step as given ran out of memory; where it is run, its blocks are checkpoints (recompute=blocks)"
 
 
 def prepare(job: Job) -> None:
@@ -46,9 +48,14 @@ def prepare(job: Job) -> None:
     torch.manual_seed(job.seed)
 
 
-def fresh_workload(job: Job, *, randomness: bool = True) -> Workload:
-    """The job's workload with the weights of the job's seed. Without randomness, all its dropouts have p = 0."""
+def fresh_workload(job: Job, *, randomness: bool = True, as_given: bool = True) -> Workload:
+    """The job's workload with the weights of the job's seed. Without randomness, all its dropouts have p = 0.
+
+    `as_given`: whether it is run as given, so that its blocks become checkpoints where the job says so.
+    """
     workload = load_workload(job.workload, job.device, job.seed, randomness=randomness)
+    if job.checkpointed and as_given:
+        checkpoint_blocks(workload.model)
     if not randomness:
         disable_dropout(workload.model)
     return workload
@@ -82,7 +89,7 @@ class LiveArm:
         gc.collect()  # garbage freed later (a step in a cycle with its hooks) would be subtracted from this arm's peak
         release_cached(self.device)  # so that memory left by an earlier arm's graphs does not count as in use
         self._before_bytes = allocated_bytes(self.device) + graph_pool_bytes(self.device)
-        self.workload = fresh_workload(job, randomness=randomness)
+        self.workload = fresh_workload(job, randomness=randomness, as_given=not spec.knobs)
         begin = time.perf_counter()
         plan = Plan.by_hand(**spec.knobs) if spec.knobs else None
         model, optimizer = self.workload.model, self.workload.optimizer

@@ -6,10 +6,10 @@ from kitsune.class_tables import MAX_NOTES, ClassTable
 from kitsune.errors import UnfitError
 from kitsune.knobs import Choice
 from kitsune.runtime.report import Report
+from tuner.building.arms import fresh_workload
 from tuner.child.stream_forecast import LOOKED_AT, rehearse
 from tuner.measuring.protocol import Job, one_line
 from tuner.records import Phase
-from tuner.workloads.loader import load_workload
 
 NO_CEILINGS = "no memory to measure what this device can do at best"
 
@@ -17,9 +17,9 @@ NO_CEILINGS = "no memory to measure what this device can do at best"
 def explain_job(job: Job, enter: Callable[[Phase], None]) -> ClassTable:
     """The table of the job's only arm. Calls `enter` when the workload is loaded.
 
-    Raises the errors of `load_workload` and of `rehearse`, and UnfitError for lack of memory.
+    Raises the errors of loading and of `rehearse`, and UnfitError for lack of memory.
     """
-    workload = load_workload(job.workload, job.device, job.seed)
+    workload = fresh_workload(job, as_given=not job.arms[0].knobs)
     enter(Phase.WARMUP)
     found = rehearse(workload, job.arms[0].knobs, 1)
     if not found.classes:

@@ -16,7 +16,7 @@ from kitsune.submission.exporting.export import to_archive
 from kitsune.submission.format.archive import Archive
 from kitsune.techniques import inapplicable, observed_facts
 from kitsune.workload import Workload, shapes_of
-from tuner.building.arms import fresh_workload
+from tuner.building.arms import DOES_NOT_FIT, fresh_workload
 from tuner.building.probe import probe_workload
 from tuner.measuring.protocol import Inspection, Job, one_line
 from tuner.records import Failure
@@ -29,19 +29,23 @@ def inspect_workload(job: Job) -> Inspection | Failure:
     if isinstance(probe, Failure):
         return probe
     device = pick_device(job.device)
-    workload = fresh_workload(job)  # steps have changed the buffers of the probed one, which are part of its identity
+    workload = fresh_workload(
+        job, as_given=False
+    )  # steps have changed the buffers of the probed one, which are part of its identity
     fingerprint, model_fingerprint, note = fingerprints_of(job.workload, workload)
+    observed = fresh_workload(job) if job.checkpointed else workload
     return Inspection(
         environment=environment(device),
         fingerprint=fingerprint,
         model_fingerprint=model_fingerprint,
         batch=shapes_of(workload.batch[0]),
-        inapplicable=inapplicable(observed_facts(workload, device)),
+        inapplicable=inapplicable(observed_facts(observed, device)),
         random=probe.random,
         step_ms=probe.step_ms,
         peak_bytes=probe.peak_bytes,
+        checkpointed=job.checkpointed,
         parameters=probe.parameters,
-        notes=(*probe.notes, *filter(None, [note])),
+        notes=(*probe.notes, *filter(None, [note, DOES_NOT_FIT if job.checkpointed else ""])),
     )
 
 

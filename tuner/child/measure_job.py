@@ -8,7 +8,7 @@ import torch
 
 from kitsune.device.backend import environment, pick_device
 from kitsune.plan import Numerics
-from tuner.building.arms import LiveArm
+from tuner.building.arms import DOES_NOT_FIT, LiveArm
 from tuner.building.probe import not_finite, probe_workload
 from tuner.measuring.protocol import ArmSpec, Job
 from tuner.numerics.numerics_gate import prove
@@ -31,6 +31,8 @@ def measure_job(job: Job, enter: Enter) -> Measurement | Failure:
 
     Raises whatever the workload or a technique raises.
     """
+    if job.checkpointed and not job.arms[-1].knobs:
+        return Failure(kind=FailureKind.TOO_LARGE, phase=Phase.BUILD, reason=DOES_NOT_FIT)
     probe = probe_workload(job)
     if isinstance(probe, Failure):
         return probe

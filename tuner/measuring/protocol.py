@@ -64,7 +64,8 @@ class Job(Record):
     step as given, if it was measured on an idle device. `ahead`: whether a second process may compile the timed code
     while the numerics of the code without random numbers are checked. `end_s`: when the process will be killed, on the
     host's monotonic clock; work that would not fit is skipped. `memory_limit_bytes`: the candidate fails if its step
-    needs more; on a CPU its memory is measured only then.
+    needs more; on a CPU its memory is measured only then. `checkpointed`: the step as given does not fit into the
+    memory, so its blocks are checkpoints wherever it is run.
     """
 
     kind: Literal["inspect", "measure", "prove", "explain"] = "measure"
@@ -84,6 +85,7 @@ class Job(Record):
     ahead: bool = False
     end_s: float | None = None
     memory_limit_bytes: int | None = Field(default=None, gt=0)
+    checkpointed: bool = False
 
     @model_validator(mode="after")
     def _arms_fit_the_kind(self) -> Self:
@@ -112,6 +114,7 @@ class Inspection(Record):
     random: bool = Field(description="whether a step draws random numbers, as dropout does")
     step_ms: float = Field(gt=0, description="an eager step as given, roughly")
     peak_bytes: int = Field(ge=0)
+    checkpointed: bool = Field(default=False, description="whether it fits only with its blocks as checkpoints")
     parameters: int = Field(ge=0, description="number of trainable and frozen parameter elements")
     notes: tuple[str, ...] = ()
 

@@ -73,8 +73,10 @@ def _reference(workload: Workload, dtype: torch.dtype | None) -> StepFromState:
 
 
 def eager_arm(job: Job, *, randomness: bool) -> LiveArm:
-    """The step as given with the candidate's precision and nothing else."""
+    """The step as given with the candidate's precision and nothing else, but for checkpoints where it needs them."""
     knobs = dtype_choices(job.arms[-1].knobs)
+    if job.checkpointed:
+        knobs["recompute"] = "blocks"
     return LiveArm(job, ArmSpec(name="yardstick", knobs=knobs), randomness=randomness)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from tuner.measuring.protocol import Inspection
 from tuner.records import Run
 from tuner.search.fitting import MemoryLimit
 from tuner.search.space import Space
@@ -11,6 +12,13 @@ def space_of(run: Run, inapplicable: Mapping[str, str] | None = None) -> Space:
     """The space of a run, with what saves memory if it has a limit. `inapplicable`: as inspected; default as stored."""
     reasons = run.inapplicable if inapplicable is None else inapplicable
     return Space.of(reasons, is_limited=run.memory_limit_bytes is not None)
+
+
+def limited(run: Run, inspection: Inspection) -> Run:
+    """The run with the memory of the device as its limit, if the step as given needs more and there is no other one."""
+    if not inspection.checkpointed or run.memory_limit_bytes is not None:
+        return run
+    return run.evolve(memory_limit_bytes=inspection.environment.memory_bytes)
 
 
 def limit_of(run: Run, *, is_random: bool) -> MemoryLimit | None:

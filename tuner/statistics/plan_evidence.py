@@ -121,7 +121,11 @@ def confirmation_arms(
 
 
 def decide(
-    processes: Sequence[Measurement], prior: Prior | None = None, memory_limit_bytes: int | None = None
+    processes: Sequence[Measurement],
+    prior: Prior | None = None,
+    memory_limit_bytes: int | None = None,
+    *,
+    given_fits: bool = True,
 ) -> Decision:
     """The decision of a confirmation. `processes`: a Measurement of each fresh process, with the candidate as last arm.
 
@@ -134,16 +138,18 @@ def decide(
     `prior`: from `prior_of` the evidence of an equal plan with equal torch, driver and model; two processes then decide
     nearly as well as five.
     `memory_limit_bytes`: where the step as given needs more, it is no stock configuration, and never becomes the plan.
+    So it is where it does not fit into the memory of the device (`given_fits`), and was timed with checkpoints.
     """
     used = undisturbed(processes)
-    eager_fits = memory_limit_bytes is None or _peak_bytes(arms_of(used, EAGER)) <= memory_limit_bytes
+    is_within = memory_limit_bytes is None or _peak_bytes(arms_of(used, EAGER)) <= memory_limit_bytes
+    eager_fits = given_fits and is_within
     stock = _best_stock(used) if eager_fits or not arms_of(used, STOCK) else STOCK
     candidate = used[0].arms[-1].name if used[0].arms[-1].knobs else EAGER
     is_known = prior is not None and prior.baseline == words(arms_of(used, stock)[0].knobs)
     over_stock, noise = judged(used, stock, candidate, prior if is_known else None)
-    left_out = _left_out(len(processes) - len(used), len(processes))
+    left_out = "; ".join(_asides(len(processes) - len(used), len(processes), given_fits=given_fits))
     if stock == EAGER and not eager_fits:
-        note = "; ".join(filter(None, (_fits_alone(used, memory_limit_bytes), left_out)))
+        note = "; ".join(filter(None, (_fits_alone(used, memory_limit_bytes, given_fits=given_fits), left_out)))
         return Decision(candidate, EAGER, Verdict.FITS, over_stock, note)
     if over_stock.comparison.verdict is Verdict.FASTER:
         note = "; ".join(filter(None, (_throttled(used), left_out)))
@@ -325,13 +331,17 @@ def _peak_bytes(arms: Sequence[Arm]) -> int:
     return max((arm.peak_bytes for arm in arms), default=0)
 
 
-def _fits_alone(processes: Sequence[Measurement], limit_bytes: int | None) -> str:
-    needed = size_words(_peak_bytes(arms_of(processes, EAGER)))
-    return f"no stock configuration that was tried fits into {size_words(limit_bytes or 0)}; as given it needs {needed}"
+def _fits_alone(processes: Sequence[Measurement], limit_bytes: int | None, *, given_fits: bool) -> str:
+    as_given = f"; as given it needs {size_words(_peak_bytes(arms_of(processes, EAGER)))}" if given_fits else ""
+    return f"no stock configuration that was tried fits into {size_words(limit_bytes or 0)}{as_given}"
 
 
-def _left_out(count: int, of: int) -> str:
-    return f"{count} of {of} processes left out, as the machine was disturbed" if count else ""
+def _asides(count: int, of: int, *, given_fits: bool) -> Iterator[str]:
+    """What a reader of any verdict must know. `count`: how many of the processes were left out."""
+    if count:
+        yield f"{count} of {of} processes left out, as the machine was disturbed"
+    if not given_fits:
+        yield "the step as given runs out of memory, so it was timed with its blocks as checkpoints"
 
 
 def _least_certain(compared: Sequence[ConfirmedComparison]) -> Verdict:

@@ -107,6 +107,7 @@ class Confirmation:
     at_once: int
     memory: MemoryFit
     extent: ConfirmationSize
+    given_fits: bool = True  # whether the step as given fits into the memory of the device
     _proof: LongProof | None = None
     _measured: list[Measurement] = field(default_factory=list)
     _has_timeline: bool = False
@@ -178,7 +179,7 @@ class Confirmation:
         return self._decided().comparison if has_eager(self._measured) else None
 
     def _decided(self) -> Decision:
-        return decide(self._measured, self._prior(), self.work.run.memory_limit_bytes)
+        return decide(self._measured, self._prior(), self.work.run.memory_limit_bytes, given_fits=self.given_fits)
 
     def _at_work(self) -> list[Job]:
         return [begun.job for begun in self.work.begun.values() if begun.job is not None]

@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from kitsune.class_tables import ClassTables
-from kitsune.errors import BaselineError, NoTrialError, UnfitError, WorkloadError
-from kitsune.plan import Match, Plan
+from kitsune.errors import BaselineError, NoTrialError
+from kitsune.plan import Plan
 from tuner.measuring.child_process import Check, go_on
 from tuner.measuring.crew import Children, Crew, Finished
 from tuner.measuring.gpu_health import DEATHS_OF_A_TRIAL, GIVEN_UP, is_starved
@@ -20,7 +20,7 @@ from tuner.measuring.scratch import scratch
 from tuner.planning.ablation import Chunk, arms_without, expected_s, next_chunk
 from tuner.planning.budget import SHORT, budget_message, compile_s, suggested_budget_s, trials_within
 from tuner.planning.memory_fit import MemoryFit
-from tuner.planning.memory_limit import limit_of, space_of
+from tuner.planning.memory_limit import limit_of, limited, space_of
 from tuner.planning.next_trial import next_trial
 from tuner.planning.pace import at_once, elapsed_s, is_in_vain, limits_within, spares, timing_s
 from tuner.planning.prior_runs import Knowledge, nothing_known
@@ -37,12 +37,13 @@ from tuner.planning.standings import (
     to_beat,
     why_nothing,
 )
-from tuner.records import Failure, FailureKind, Measurement, Phase, Run, Source, Trial, Verdict
+from tuner.records import FailureKind, Measurement, Run, Source, Trial, Verdict
 from tuner.search.space import Space
 from tuner.statistics.plan_evidence import CANDIDATE, EAGER, RIVAL, compare_arms, decide, over
 from tuner.tuning.class_recording import ENDED, UNASKED, VANISHED, ClassRecording, without
 from tuner.tuning.confirmation import Conclusion, Confirmation, Confirmed
 from tuner.tuning.events import Ablating, Budgeted, Crowded, Event, Inspected, PlayingOff, Recalled, Tried, Trying
+from tuner.tuning.first_look import first_look
 from tuner.tuning.interrupts import no_interrupts
 from tuner.tuning.trials_in_flight import Begun, Work, ran_out_of_shared_memory
 from tuner.wall_clock import utcnow
@@ -102,6 +103,7 @@ class Tuning:
     _at_once: int = field(init=False, default=1)
     _step_s: float = field(init=False, default=0.0)
     _is_random: bool = field(init=False, default=False)
+    _is_checkpointed: bool = field(init=False, default=False)
     _compile_s: float = field(init=False, default=0.0)
     _trials_within: float = field(init=False, default=math.inf)
     _is_recalled: bool = field(init=False, default=False)
@@ -124,9 +126,13 @@ class Tuning:
         """
         idle = spares(self.run.device, cores())
         with closing(self.crew(self.spec, self.run.device, idle)) as crew, scratch() as folder:
-            self._work, self._folder = Work(self.run, self.trials, crew, self.now), str(folder)
-            inspection = self._inspected(crew)
+            self._folder = str(folder)
+            limits, check = lambda: limits_within(self._left_s()), self._check_or_abort
+            inspection = first_look(crew, self.run, self.spec, limits, check, trials=len(self.trials))
             yield Inspected(inspection)
+            self._is_checkpointed = inspection.checkpointed
+            self.run = limited(self.run, inspection)
+            self._work = Work(self.run, self.trials, crew, self.now)
             self._space = space_of(self.run, inspection.inapplicable)
             self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
             self._is_random, self._compile_s = inspection.random, compile_s(inspection, self._space)
@@ -183,31 +189,6 @@ class Tuning:
                 if done is None:
                     return
                 yield Tried(self._work.keep(*done))
-
-    def _inspected(self, crew: Crew) -> Inspection:
-        job = Job(kind="inspect", workload=self.spec, device=self.run.device, seed=self.run.seed)
-        crew.begin(job, limits_within(self._left_s()))
-        found = crew.finished(self._check_or_abort).outcome
-        if isinstance(found, Failure):
-            if found.phase is Phase.START:  # no code of the workload has run
-                raise UnfitError(f"this machine cannot look at the workload: {found.reason}")
-            raise BaselineError(f"the workload fails as given: {found.reason}")
-        assert isinstance(found, Inspection)
-        if self.trials and (change := self._change(found)):
-            raise WorkloadError(
-                f"{change} since {len(self.trials)} trials of run {self.run.id} were made, so they say nothing about "
-                "it; start a new run"
-            )
-        return found
-
-    def _change(self, found: Inspection) -> str | None:
-        """What has changed since the run was last worked on, for a message; None if nothing has."""
-        before = self.run.environment
-        if self.run.fingerprint not in ("", found.fingerprint):
-            return f"{self.run.workload} has changed"
-        if before is not None and before.match(found.environment)[0] is Match.REFUSED:
-            return f"the run has moved from {before.gpu} to {found.environment.gpu}"
-        return None
 
     def _search(self) -> Iterator[Event]:
         """Keeps as many trials running as allowed; a trial that ran out of memory beside others is repeated alone."""
@@ -334,6 +315,7 @@ class Tuning:
             self._at_once,
             MemoryFit.of(inspection, first, stock),
             self._reserve().extent(first, self._left_s()),
+            given_fits=not self._is_checkpointed,
         )
 
     def _unsearched(self, alone: Trial) -> Confirmed:
@@ -387,6 +369,7 @@ class Tuning:
         reference_s = None if self._budget_s is None else REFERENCE_SHARE * self._budget_s
         given: dict[str, Any] = self.run.model_dump(include={"device", "seed", "memory_limit_bytes"})
         given |= {"workload": self.spec, "folder": self._folder, "step_ms": 1e3 * self._step_s or None}
+        given["checkpointed"] = self._is_checkpointed
         return Job.model_validate({**given, "reference_s": reference_s, "arms": arms, "rounds": rounds, **more})
 
     def _left_s(self) -> float:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kitsune.errors import NoTrialError
+from kitsune.errors import BaselineError, NoTrialError
 from tests.unit.tuner.machine import Machine, a_run, only, run_out, until_it_raises
 from tuner.records import Arm, Failure, FailureKind, Phase, Source, Verdict
 from tuner.search.space import Configuration
@@ -48,6 +48,23 @@ class SmallMachine(Machine):
 
     def _arm(self, job, number, index) -> Arm:
         return super()._arm(job, number, index).model_copy(update={"peak_bytes": peak_of(job.arms[index].knobs)})
+
+
+@dataclass
+class TooSmallMachine(SmallMachine):
+    """The step as given runs out of memory on it, whose size is that of 650 bytes."""
+
+    def inspect(self, job):
+        found = super().inspect(job)
+        if not job.checkpointed:
+            return Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.BUILD, reason="CUDA out of memory")
+        environment = found.environment.model_copy(update={"memory_bytes": 650})
+        return found.model_copy(update={"checkpointed": True, "environment": environment})
+
+    def measure(self, job, limits):
+        if not job.arms[-1].knobs:
+            return Failure(kind=FailureKind.TOO_LARGE, phase=Phase.BUILD, reason="the step as given does not fit")
+        return super().measure(job, limits)
 
 
 def machine(**changes) -> SmallMachine:
@@ -108,3 +125,36 @@ def test_every_job_of_a_limited_run_has_its_limit():
     small = machine()
     run_out(small, a_run(budget_trials=8, memory_limit_bytes=700))
     assert {job.memory_limit_bytes for job in small.jobs} == {700}
+
+
+def test_a_step_that_runs_out_of_memory_as_given_is_a_normal_start():
+    small = TooSmallMachine(step_ms=Times(), inapplicable=CHOICES)
+    trials, conclusion = run_out(small, a_run(budget_trials=14))
+    assert [job.checkpointed for job in small.inspected] == [False, True]
+    assert all(job.checkpointed and job.memory_limit_bytes == 650 for job in small.jobs)
+    assert trials[0].failure.kind is FailureKind.TOO_LARGE
+    plan = conclusion.plan
+    assert conclusion.verdict is Verdict.FASTER
+    assert "capture" in plan.knobs
+    assert plan.evidence.peak_bytes <= plan.evidence.memory_limit_bytes == 650
+    assert plan.evidence.baseline != EAGER
+    assert "it was timed with its blocks as checkpoints" in plan.evidence.note
+
+
+def test_of_two_limits_that_of_the_user_counts():
+    small = TooSmallMachine(step_ms=Times(), inapplicable=CHOICES)
+    _, conclusion = run_out(small, a_run(budget_trials=14, memory_limit_bytes=300))
+    assert conclusion.plan.evidence.memory_limit_bytes == 300
+    assert {job.memory_limit_bytes for job in small.jobs} == {300}
+
+
+def test_a_step_that_runs_out_of_memory_with_checkpoints_too_fails_as_given():
+    small = machine(as_given=Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.BUILD, reason="CUDA out of memory"))
+    until_it_raises(small, a_run(budget_trials=3), BaselineError, "fails as given: CUDA out of memory")
+    assert [job.checkpointed for job in small.inspected] == [False, True]
+
+
+def test_a_step_that_fails_otherwise_is_looked_at_once():
+    small = machine(as_given=Failure(kind=FailureKind.RAISED, phase=Phase.BUILD, reason="it broke"))
+    until_it_raises(small, a_run(budget_trials=3), BaselineError, "fails as given: it broke")
+    assert len(small.inspected) == 1
