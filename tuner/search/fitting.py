@@ -52,9 +52,12 @@ def fitting(space: Space, trials: Sequence[Trial], limit: MemoryLimit) -> Iterat
 
 
 def smaller(space: Space, trial: Trial, limit: MemoryLimit) -> Iterator[dict[str, Choice]]:
-    """The configuration on one stream where that may do, then with stronger recomputation."""
+    """The configuration on one stream where that may do, then with stronger recomputation.
+
+    What ran out of memory has no known peak, so it begins with the strongest.
+    """
     peak_bytes = trial.failure.peak_bytes if trial.failure else None
-    left = 1.0 if peak_bytes is None else limit.limit_bytes / peak_bytes
+    left = limit.limit_bytes / peak_bytes if peak_bytes else 0.0
     if "streams" in trial.knobs and left >= ONE_STREAM:
         yield space.repair({name: choice for name, choice in trial.knobs.items() if name not in OF_STREAMS})
     for choice in stronger(trial.knobs.get(KNOB, "off"), left, is_random=limit.is_random):

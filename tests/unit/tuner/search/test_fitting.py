@@ -90,6 +90,12 @@ def test_the_rival_of_torchs_own_graphs_is_compiled_without_them() -> None:
     assert found.source is Source.STOCK
 
 
+def test_what_ran_out_of_memory_begins_with_the_strongest() -> None:
+    failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.NUMERICS, reason="CUDA out of memory")
+    (found,) = fitting(SPACE, [trial(1, {"precision": "bf16"}, failure=failure)], LIMIT)
+    assert found.knobs == {"precision": "bf16", KNOB: "blocks"}
+
+
 @pytest.mark.parametrize("kind", [FailureKind.RAISED, FailureKind.WRONG, FailureKind.TIMEOUT])
 def test_other_failures_are_not_made_smaller(kind: FailureKind) -> None:
     failure = Failure(kind=kind, phase=Phase.NUMERICS, reason="other")
