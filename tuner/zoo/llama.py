@@ -3,7 +3,8 @@
 Sizes and order of operations are those of Hugging Face's LlamaForCausalLM with SDPA attention.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 from tuner.zoo.recipe import TRANSFORMER_LEARNING_RATE, Recipe, Tokens, ZooModel, next_token_loss
 
 INITIAL_STD = 0.02
+LONGEST = 2**20  # tokens in a sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,20 +147,34 @@ def norm(sizes: LlamaSizes) -> nn.RMSNorm:
     return nn.RMSNorm(sizes.width, eps=1e-6)
 
 
-def _tokens(sizes: LlamaSizes, *, batch: int, seq: int) -> Tokens:
-    return Tokens(batch=batch, seq=seq, max_seq=sizes.max_seq, vocabulary=sizes.vocabulary, classes=None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaRecipe(Recipe):
+    """A model whose tables of positions are as long as its sequences, if these are longer than what is usual."""
+
+    sizes: LlamaSizes
+
+    def resized(self, chosen: Mapping[str, int]) -> "LlamaRecipe":
+        sizes = replace(self.sizes, max_seq=max(self.sizes.max_seq, chosen.get("seq", 0)))
+        return replace(self, model=partial(Llama, sizes), data=self.data.resized(chosen))
 
 
-TINY_RECIPE = Recipe(model=partial(Llama, TINY), data=_tokens(TINY, batch=4, seq=32), loss_fn=next_token_loss)
+def _tokens(sizes: LlamaSizes, *, batch: int, seq: int, max_seq: int) -> Tokens:
+    return Tokens(batch=batch, seq=seq, max_seq=max_seq, vocabulary=sizes.vocabulary, classes=None)
+
+
+TINY_RECIPE = Recipe(
+    model=partial(Llama, TINY), data=_tokens(TINY, batch=4, seq=32, max_seq=TINY.max_seq), loss_fn=next_token_loss
+)
 
 
 def _entry(name: str, meaning: str, sizes: LlamaSizes, *, batch: int, seq: int) -> ZooModel:
     return ZooModel(
         name=name,
         meaning=meaning,
-        base=Recipe(
+        base=LlamaRecipe(
             model=partial(Llama, sizes),
-            data=_tokens(sizes, batch=batch, seq=seq),
+            sizes=sizes,
+            data=_tokens(sizes, batch=batch, seq=seq, max_seq=LONGEST),
             loss_fn=next_token_loss,
             learning_rate=TRANSFORMER_LEARNING_RATE,
         ),

@@ -222,6 +222,15 @@ def test_recipe_takes_every_length_up_to_the_longest(name: str) -> None:
         assert torch.isfinite(loss(workload))
 
 
+@pytest.mark.parametrize(("seq", "length"), [(16, 2048), (2048, 2048), (4096, 4096)])
+def test_the_positions_of_a_llama_are_as_many_as_its_sequences_need(seq: int, length: int) -> None:
+    recipe = ZOO["llama_125m"].recipe("base").resized({"batch": 1, "seq": seq})
+    with torch.device("meta"):
+        model = recipe.model()
+    assert model.cosines.shape == model.sines.shape == (length, 64)
+    assert recipe.data.limits["seq"] == 2**20
+
+
 def test_gpt_targets_are_the_next_tokens() -> None:
     ids, targets = tiny("gpt2_small").batch
     assert torch.equal(ids[:, 1:], targets[:, :-1])
