@@ -24,7 +24,7 @@ from tuner.store.queries.tokens import Scope, Token
 
 PLACE: Final = "/submit"
 #: The fields of the form with their initial values.
-BLANK: Final = {"name": "", "device": "", "budget": "10m", "trials": ""}
+BLANK: Final = {"name": "", "device": "", "budget": "10m", "trials": "", "memory_limit": ""}
 #: Errors about `Submit` as a whole are about its budget.
 _OF_ALL: Final = {"body": "budget"}
 _NO_FILE: Final = {"archive": "choose the .ksn file that `kitsune export` wrote"}
@@ -74,6 +74,7 @@ def asked_of(given: dict[str, str], sha256: str) -> Submit:
         "device": given["device"],
         "budget": given["budget"] or None,
         "trials": number_of(trials) if trials else None,
+        "memory_limit": given["memory_limit"] or None,
     }
     return Submit.model_validate(fields)
 

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from kitsune.base.base_record import Record, canonical_json
+from kitsune.base.byte_sizes import parse_memory_limit
 from kitsune.base.durations import seconds_of
 from kitsune.class_tables import ClassTables
 from kitsune.errors import SettingsError
@@ -67,9 +68,11 @@ class Submit(Record):
     trials: int | None = Field(default=None, ge=1, le=100_000)
     budget: str | float | None = Field(default=None, description='"90s", "5m", "1h" or seconds', examples=["5m"])
     budget_s: float | None = Field(default=None, gt=0, le=MAX_BUDGET_S)
-    memory_limit_bytes: int | None = Field(
-        default=None, gt=0, lt=2**63, description="of the peak memory of a step: the fastest one that fits is found"
+    memory_limit: str | int | None = Field(
+        default=None,
+        description="of the peak memory of a step, in bytes or as 40GiB: the fastest step that fits is found",
     )
+    memory_limit_bytes: int | None = Field(default=None, gt=0, lt=2**63)
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     name: str = Field(default="", max_length=MAX_NAME, description="one line of printable characters")
 
@@ -80,6 +83,15 @@ class Submit(Record):
             raise ValueError("use printable characters only, in one line")
         return name
 
+    @field_validator("memory_limit")
+    @classmethod
+    def _is_memory(cls, size: str | int | None) -> str | int | None:
+        try:
+            parse_memory_limit(size)
+        except SettingsError as error:
+            raise ValueError(str(error)) from error
+        return size
+
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
         if self.budget is not None and self.budget_s is not None:
@@ -88,14 +100,17 @@ class Submit(Record):
             seconds = self._seconds()
         except SettingsError as error:
             raise ValueError(str(error)) from error
+        if self.memory_limit is not None and self.memory_limit_bytes is not None:
+            raise ValueError("give either memory_limit or memory_limit_bytes")
         if seconds is not None and seconds > MAX_BUDGET_S:
             raise ValueError(f"a budget is at most {MAX_BUDGET_S // 86400} days")
         return self
 
     def request(self) -> Request:
         """The request with its defaults filled in, so that naming a default makes no difference."""
-        given = self.model_dump(exclude={"trials", "budget", "budget_s"})
-        return Request(**given, trials=self.trials, budget_s=self._seconds())
+        given = self.model_dump(include={"archive", "device", "trials", "seed", "name"})
+        limit_bytes = self.memory_limit_bytes or parse_memory_limit(self.memory_limit)
+        return Request(**given, budget_s=self._seconds(), memory_limit_bytes=limit_bytes)
 
     def _seconds(self) -> float | None:
         return self.budget_s if self.budget is None else seconds_of(self.budget, "budget")

@@ -46,6 +46,11 @@ def test_a_budget_has_several_spellings(client, archive, budget):
     assert submit(client, archive, **budget).json()["budget_s"] == 90.0
 
 
+@pytest.mark.parametrize("limit", [{"memory_limit": "4GiB"}, {"memory_limit": 2**32}, {"memory_limit_bytes": 2**32}])
+def test_a_memory_limit_has_several_spellings(client, archive, limit):
+    assert submit(client, archive, **limit).json()["memory_limit_bytes"] == 2**32
+
+
 def test_the_same_content_is_the_same_run_until_it_ends(client, database, archive):
     first, again = submit(client, archive), submit(client, archive)
     assert (first.status_code, again.status_code) == (201, 200)
@@ -114,6 +119,8 @@ BAD = {
     "a negative budget_s": ({"budget_s": -1}, 422, "budget_s"),
     "no memory": ({"memory_limit_bytes": 0}, 422, "memory_limit_bytes"),
     "memory in words": ({"memory_limit_bytes": "4GiB"}, 422, "memory_limit_bytes"),
+    "a memory limit in words": ({"memory_limit": "much"}, 422, "memory_limit"),
+    "two memory limits": ({"memory_limit": "1GiB", "memory_limit_bytes": 5}, 422, "either"),
     "two budgets": ({"budget": "5m", "budget_s": 300}, 422, "either"),
     "a seed of 65 bits": ({"seed": 2**64}, 422, "seed"),
     "a name with a NUL": ({"name": "a\0b"}, 422, "name"),

@@ -14,7 +14,7 @@ from tests.unit.server.wire import Wire
 from tuner.store.queries import archives, runs
 from tuner.store.queries.tokens import Scope
 
-FIELDS = {"name": "", "device": "", "budget": "10m", "trials": ""}
+FIELDS = {"name": "", "device": "", "budget": "10m", "trials": "", "memory_limit": ""}
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def all_runs(database, **changes):
 
 
 def test_an_archive_becomes_a_queued_run(client, database):
-    answer = send(client, name="my CNN", device="cuda", budget="5m", trials="7")
+    answer = send(client, name="my CNN", device="cuda", budget="5m", trials="7", memory_limit="4GiB")
     (run,) = all_runs(database)
     assert (answer.status_code, answer.headers["location"]) == (303, f"/runs/{run.id}")
     assert (run.name, run.device, run.budget_s, run.budget_trials, run.workload) == (
@@ -44,6 +44,7 @@ def test_an_archive_becomes_a_queued_run(client, database):
         7,
         "archive",
     )
+    assert run.memory_limit_bytes == 2**32
     with database.read() as connection:
         assert archives.get(connection, run.archive).fingerprint == run.fingerprint
 
@@ -81,6 +82,8 @@ def test_a_run_and_its_archive_belong_to_the_team(browser, database):
     [
         ({"budget": "soon"}, "budget", "90s, 5m"),
         ({"budget": "-1"}, "budget", "90s, 5m"),
+        ({"memory_limit": "much"}, "memory_limit", "512MB"),
+        ({"memory_limit": "0"}, "memory_limit", "40GiB"),
         ({"trials": "0"}, "trials", "greater than"),
         ({"trials": "many"}, "trials", "integer"),
         ({"trials": "999999999"}, "trials", "less than"),
