@@ -26,11 +26,13 @@ def peak_of_step(step: Callable[[], object], workload: Workload) -> int:
 
 def held_bytes(workload: Workload) -> int:
     """Bytes of the memory of its weights, gradients, buffers, optimizer states and batch, each once."""
-    model = workload.model
-    gradients = [parameter.grad for parameter in model.parameters()]
+    modules = [each for each in (workload.model, workload.loss_fn) if isinstance(each, torch.nn.Module)]
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    gradients = [parameter.grad for parameter in parameters]
     states = pytree.tree_leaves(list(workload.optimizer.state.values()))
     batch = pytree.tree_leaves(workload.batch)
-    return bytes_of_tensors([*model.parameters(), *model.buffers(), *gradients, *states, *batch])
+    return bytes_of_tensors([*parameters, *buffers, *gradients, *states, *batch])
 
 
 def bytes_of_tensors(values: Iterable[object]) -> int:

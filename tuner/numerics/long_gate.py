@@ -189,9 +189,10 @@ def _train(task: ProofTask, results: Results, *notes: str) -> Failure | None:
     if not task.compares or not results.is_right:
         return None
     if task.has_time_for(task.depth.yardsticks * len(training.losses) * task.step_s):
-        ours = training.losses
+        ours, shows_rounding = training.losses, training.shows_rounding
         del arm, training
-        theirs = [window_errors(losses, given, WINDOW) for losses in yardstick_losses(task, start, len(ours))]
+        yardsticks = yardstick_losses(task, start, len(ours), shows_rounding=shows_rounding)
+        theirs = [window_errors(losses, given, WINDOW) for losses in yardsticks]
         results.margins.append(judge_windows(window_errors(ours, given, WINDOW), theirs))
     else:
         results.notes.append("no time for yardstick trainings: losses were not compared")

@@ -26,7 +26,7 @@ from tuner.numerics.restarts import (
     rounded_step,
     step_result,
 )
-from tuner.numerics.tensor_errors import ErrorSamples, StepErrors, compared, judge_comparisons
+from tuner.numerics.tensor_errors import ErrorSamples, StepErrors, compared, is_lost, judge_comparisons
 from tuner.numerics.trace_errors import TrainingStart, nearest
 from tuner.numerics.training_trace import BatchAt, load_state, model_state, perturb
 from tuner.numerics.update_check import DoubleUpdate, copied_state, live_state, trained_parameters
@@ -35,6 +35,7 @@ from tuner.workloads.plain_step import plain_step
 
 #: Factors of the given learning rates. They change, so that a captured step which ignores them is detected.
 RATES: Final = (1.0, 0.8, 0.6, 0.9)
+LOST_IN_ROUNDING: Final = "with its parameters in bf16 the step as given loses a gradient, so that shows nothing"
 #: Extra steps for compiling, warm-up, capturing, and overflows of fp16.
 UNSETTLED: Final = 24
 
@@ -84,6 +85,7 @@ class Training:
         self._reference: StepFromState | None = None
         self._yardsticks: Yardsticks | None = None
         self._recomputed: DoubleUpdate | None = None
+        self.shows_rounding = True  # whether a yardstick with rounded parameters, if there is one, shows anything
         self.losses: list[float] = []
         self.notes: list[str] = []
         self.settled = 0
@@ -178,6 +180,9 @@ class Training:
         self._comparisons.append(compared(step_result(self._arm.workload, loss, state), reference))
         theirs = [compared(each, reference) for each in self._yardsticks.runs(state, batch)]
         self._yardstick_comparisons.append(theirs)
+        if self.shows_rounding and len(theirs) > task.depth.yardsticks and is_lost(theirs[-1], theirs[0]):
+            self.shows_rounding = False
+            self.notes.append(LOST_IN_ROUNDING)
 
     def margins(self) -> list[Margin]:
         found = [nearest([each for each in self._updates if each.what == what]) for what in _kinds(self._updates)]
@@ -186,7 +191,10 @@ class Training:
         model = self._arm.workload.model
         names = [name for name, _ in model.named_parameters()]
         buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-        samples = ErrorSamples(self._comparisons, list(zip(*self._yardstick_comparisons, strict=True)))
+        yardsticks = list(zip(*self._yardstick_comparisons, strict=True))
+        if not self.shows_rounding:
+            yardsticks = yardsticks[: self._task.depth.yardsticks]
+        samples = ErrorSamples(self._comparisons, yardsticks)
         return found + judge_comparisons(samples, self._arm.tolerance, names, buffers)
 
 
@@ -199,7 +207,7 @@ def plain_losses(task: ProofTask, workload: Workload) -> list[float]:
         return _losses(task, workload, lambda x, y: plain_step(workload, x, y), task.length)
 
 
-def yardstick_losses(task: ProofTask, start: TrainingStart, length: int) -> list[list[float]]:
+def yardstick_losses(task: ProofTask, start: TrainingStart, length: int, *, shows_rounding: bool) -> list[list[float]]:
     """Losses of eager trainings in the candidate's formats. They show how far trainings drift apart by rounding alone.
 
     One has its precision and starts as it did, the others start from weights changed by a few units in the last place.
@@ -215,7 +223,7 @@ def yardstick_losses(task: ProofTask, start: TrainingStart, length: int) -> list
             found.append(_losses(task, arm.workload, arm, length))
         finally:
             arm.close()
-    rounded, _ = rounded_step(task.job, randomness=task.randomness)
+    rounded, _ = rounded_step(task.job, randomness=task.randomness) if shows_rounding else (None, "")
     if rounded is not None:
         workload = fresh_workload(task.job, randomness=task.randomness)
         load_state(workload, start)

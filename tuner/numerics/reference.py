@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from kitsune.errors import SURPRISES
 from kitsune.workload import Workload
 from tuner.workloads.batches import converted
 from tuner.workloads.plain_step import plain_step
@@ -13,7 +14,7 @@ HALVES = frozenset({torch.bfloat16, torch.float16})
 #: The note of a reference as given, of a model in fp32 and of one in half precision.
 AS_GIVEN = ("the reference is fp32", "the reference is in half precision, as given")
 #: What a model with a hard-coded dtype may raise in another one.
-NOT_CONVERTIBLE = (RuntimeError, TypeError, ValueError, NotImplementedError)
+NOT_CONVERTIBLE = SURPRISES
 
 PlainStep = Callable[[Any, Any, bool], torch.Tensor]
 

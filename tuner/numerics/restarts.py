@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 
 from kitsune.device.tf32 import full_precision
+from kitsune.errors import SURPRISES
 from kitsune.knobs import dtype_choices
 from kitsune.techniques.precision import AUTOCAST
 from kitsune.workload import Workload, call_model, loss_of
@@ -159,6 +160,8 @@ def rounded_step(job: Job, *, randomness: bool) -> tuple[RoundedStep | None, str
     step = RoundedStep(job, randomness=randomness)
     try:
         step(*step.workload.batch)
-    except NOT_CONVERTIBLE as error:
+    except torch.OutOfMemoryError:
+        raise
+    except SURPRISES as error:
         return None, f"{NOT_ROUNDED}: {error}"
     return step, ""

@@ -43,6 +43,8 @@ OUTLIER_FACTOR: Final = 10.0
 #: The error of a tensor whose true gradient is 0 (as of a bias before batch norm) is relative to this part of its fair
 #: share of the norm.
 LEAST: Final = 0.01
+#: A yardstick with a gradient that is off by more than its own size shows nothing.
+LOST: Final = 1.0
 #: With fewer steps every one counts; with more, a rare one may be off by RARE times what is allowed.
 FEW: Final = 6
 RARE: Final = 30.0
@@ -172,6 +174,15 @@ def judge_comparisons(
     if disagreements:
         margins.append(margin_of("counters in buffers", "", float(disagreements), 0.0, 1.0))
     return margins
+
+
+def is_lost(rounded: StepErrors, eager: StepErrors) -> bool:
+    """Whether a yardstick with rounded parameters has lost a gradient that eager in the candidate's precision has.
+
+    A parameter near 1 may round to 1, where the model has a pole.
+    """
+    pairs = zip((rounded.whole, *rounded.gradients.errors), (eager.whole, *eager.gradients.errors), strict=True)
+    return any(error > LOST >= other for error, other in pairs)
 
 
 def recurring_error(errors: Sequence[float]) -> float:

@@ -45,8 +45,10 @@ class MemoryLimit:
 def fitting(space: Space, trials: Sequence[Trial], limit: MemoryLimit) -> Iterator[Proposal]:
     """What saves memory, for each preset that was too large: those of plain torch first, the step as given last."""
     large = [trial for trial in trials if is_too_large(trial) and trial.source in PRESETS]
+    failed = {space.key(trial.knobs) for trial in trials if trial.failure is not None and not is_too_large(trial)}
     for trial in sorted(large, key=lambda trial: (not trial.knobs, not is_stock(trial.knobs))):
-        knobs = next(smaller(space, trial, limit), None)
+        # One that fits ends it, and one that is too large again is made smaller itself.
+        knobs = next((each for each in smaller(space, trial, limit) if space.key(each) not in failed), None)
         if knobs is not None:
             yield Proposal(knobs, Source.STOCK if is_stock(knobs) else Source.SEED, "to fit into the memory")
 

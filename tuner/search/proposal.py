@@ -22,7 +22,7 @@ def opening(
     space: Space, presets: Iterable[Preset], known: Sequence[Configuration], avoid: frozenset[Item]
 ) -> list[Proposal]:
     """The first trials: the most similar earlier winner, the best guess, a rival; then other winners and presets."""
-    learned = [Proposal(space.repair(knobs), Source.KNOWN) for knobs in known]
+    learned = [Proposal(space.repair(space.searched(knobs)), Source.KNOWN) for knobs in known]
     first = named(presets, space, avoid)
     return [*learned[:1], *first[:2], *learned[1:], *first[2:]]
 

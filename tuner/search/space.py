@@ -69,6 +69,10 @@ class Space:
         found = {name: tuple(filter(knob.is_searched, self.choices(name))) for name, knob in self.table.items()}
         return {name: choices for name, choices in found.items() if len(choices) > 1}
 
+    def searched(self, knobs: Configuration) -> dict[str, Choice]:
+        """The choices that a search may pick: an earlier run may have had a memory limit."""
+        return {name: choice for name, choice in knobs.items() if choice in self.searchable().get(name, ())}
+
     def allows(self, knobs: Configuration) -> str | None:
         """None when the configuration may be tried, otherwise the first reason why not."""
         return next(self.objections(knobs), None)

@@ -7,8 +7,13 @@ import torch
 from torch.nn import functional as F
 
 from kitsune import Workload
+from kitsune.long_proof import LongProof
+from tuner.building.probe import probe_workload
 from tuner.measuring.protocol import ArmSpec, Job
+from tuner.numerics.long_gate import prove_long
+from tuner.numerics.long_training import LOST_IN_ROUNDING
 from tuner.numerics.restarts import NOT_ROUNDED, RoundedStep, Yardsticks
+from tuner.numerics.tensor_errors import StepErrors, TensorErrors, is_lost
 from tuner.numerics.training_trace import model_state
 
 ROUNDED = {"precision": "bf16", "compile": "default", "activations": "bf16"}
@@ -92,6 +97,72 @@ def test_a_model_that_does_not_run_with_rounded_parameters_has_none_and_a_note()
     yardsticks = Yardsticks(job_of("hard_coded", **ROUNDED), 1, randomness=True)
     assert yardsticks.note.startswith(NOT_ROUNDED)
     assert len(gradients(yardsticks, hard_coded())) == 1
+
+
+class Strict(Embedded):
+    """Asserts its dtype, as code of users does."""
+
+    def forward(self, x):
+        assert self.embedding.weight.dtype is not torch.bfloat16, "weights must be wide"
+        return super().forward(x)
+
+
+def strict() -> Workload:
+    return workload_of(Strict())
+
+
+def test_whatever_a_model_raises_is_a_note():
+    assert "weights must be wide" in Yardsticks(job_of("strict", **ROUNDED), 1, randomness=True).note
+
+
+def test_running_out_of_memory_is_not(monkeypatch):
+    def crowded(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(RoundedStep, "__call__", crowded)
+    with pytest.raises(torch.OutOfMemoryError):
+        Yardsticks(job_of("embedded", **ROUNDED), 1, randomness=True)
+
+
+class Pole(Embedded):
+    """A parameter near 1, which rounds to 1 in bf16, where its gradient is infinite (as in an LRU)."""
+
+    def __init__(self):
+        super().__init__()
+        self.decay = torch.nn.Parameter(torch.full((8,), 0.9985))
+
+    def forward(self, x):
+        return super().forward(x) + ((1 - self.decay.float() ** 2).sqrt().sum() * 1e-3)
+
+
+def pole() -> Workload:
+    """The head has a bias of its own, so the sum that is added to all logits changes no loss but by rounding."""
+    model = Pole()
+    tokens = torch.randint(20, (4, 6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    return Workload(
+        model, lambda logits, y: F.cross_entropy(logits, y) + logits.mean(), optimizer, (tokens, tokens.flatten())
+    )
+
+
+@pytest.mark.minutes
+def test_a_yardstick_that_loses_a_gradient_is_left_out():
+    """A right candidate passes, and the proof says why there is a yardstick less."""
+    job = job_of("pole", **ROUNDED).model_copy(update={"budget_s": 20.0})
+    found = prove_long(job, probe_workload(job))
+    assert isinstance(found, LongProof), found
+    assert LOST_IN_ROUNDING in found.notes
+
+
+@pytest.mark.parametrize(
+    ("rounded", "eager", "lost"), [(0.2, 0.01, False), (5.0, 0.01, True), (5.0, 2.0, False), (1e30, 0.5, True)]
+)
+def test_lost_is_what_only_the_rounded_one_has_lost(rounded, eager, lost):
+    def comparison(error: float) -> StepErrors:
+        gradients = TensorErrors(errors=[0.01, error], shares=[1.0, 1.0], sizes=[1.0, 1.0])
+        return StepErrors(loss=0.0, whole=0.01, gradients=gradients, buffers=TensorErrors([], [], []))
+
+    assert is_lost(comparison(rounded), comparison(eager)) is lost
 
 
 def test_a_training_with_rounded_parameters_has_fp32_weights():

@@ -11,6 +11,7 @@ from tests.unit.tuner.simulation import trial
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
 from tuner.search.fitting import KNOB, LADDER, MemoryLimit, fitting, is_known_too_large, stronger
 from tuner.search.presets import is_stock
+from tuner.search.proposal import opening
 from tuner.search.space import Space
 from tuner.search.strategy import propose
 
@@ -100,6 +101,36 @@ def test_what_ran_out_of_memory_begins_with_the_strongest() -> None:
 def test_other_failures_are_not_made_smaller(kind: FailureKind) -> None:
     failure = Failure(kind=kind, phase=Phase.NUMERICS, reason="other")
     assert list(fitting(SPACE, [trial(1, {"precision": "bf16"}, failure=failure)], LIMIT)) == []
+
+
+@pytest.mark.parametrize("kind", [FailureKind.DECLINED, FailureKind.WRONG, FailureKind.TIMEOUT])
+def test_a_choice_that_fails_otherwise_is_followed_by_the_next(kind: FailureKind) -> None:
+    """All but the strongest fail."""
+    trials: list[Trial] = []
+    while len(trials) < 20 and (found := propose(SPACE, trials, limit=LIMIT)) is not None:
+        choice = found.knobs.get(KNOB, "off")
+        if choice in ("off", "blocks"):
+            trials.append(outcome(len(trials), found.knobs, found.source, PEAKS[choice]))
+        else:
+            failure = Failure(kind=kind, phase=Phase.NUMERICS, reason="other")
+            trials.append(trial(len(trials), found.knobs, found.source, failure=failure))
+    assert any(each.failure is None for each in trials)
+
+
+def test_one_that_fits_ends_it() -> None:
+    knobs = {"precision": "bf16", "compile": "default"}
+    large = outcome(1, knobs, Source.SEED, 140)
+    (first,) = fitting(SPACE, [large], LIMIT)
+    assert list(fitting(SPACE, [large, trial(2, first.knobs)], LIMIT)) == [first]
+
+
+def test_an_earlier_limit_does_not_make_a_free_run_recompute() -> None:
+    known = [{"compile": "default", KNOB: "blocks"}]
+    free, limited = (
+        {each.source: each.knobs for each in opening(space, [], known, frozenset())} for space in (Space.of({}), SPACE)
+    )
+    assert free == {Source.KNOWN: {"compile": "default"}}
+    assert limited == {Source.KNOWN: known[0]}
 
 
 def test_memory_is_saved_under_a_limit_only() -> None:
