@@ -116,12 +116,8 @@ def test_where_nothing_of_plain_torch_fits_the_plan_is_what_fits():
 
 def test_where_nothing_fits_there_is_no_plan_and_the_reason():
     asked = a_run(budget_trials=14, memory_limit_bytes=10)
-    trials = until_it_raises(
-        machine(),
-        asked,
-        NoTrialError,
-        r"of \d+ configurations that were measured none fits; the first: too large; more time or trials",
-    )
+    why = r"of \d+ configurations that were measured none fits; the first: too large; more time or trials"
+    trials = until_it_raises(machine(), asked, NoTrialError, why)
     assert {trial.failure.kind for trial in trials} == {FailureKind.TOO_LARGE}
     assert any({"recompute": "blocks", "capture": "step"}.items() <= trial.knobs.items() for trial in trials)
 
