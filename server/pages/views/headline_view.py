@@ -130,7 +130,7 @@ def _kept(plan: Plan, found: Evidence) -> str:
 
 
 def _details(found: Evidence) -> Iterator[str]:
-    if found.prediction is not None:
+    if found.prediction is not None and found.verdict != "fits":
         again = f"{found.prediction.low:.2f} to {found.prediction.high:.2f} times"
         yield (
             f"Measured in {words.count(found.processes, 'fresh process', 'fresh processes')}. Measured in one more on "

@@ -109,6 +109,23 @@ def test_show_says_in_words_what_was_found(call, plan_file):
                 "Note: 1 of 5 processes left out."
             ),
         ),
+        (
+            Plan(
+                knobs={"recompute": "blocks"},
+                evidence=evidence(
+                    verdict="fits",
+                    baseline="eager",
+                    speedup=interval(0.8),
+                    baseline_peak_bytes=10 * 2**30,
+                    memory_limit_bytes=4 * 2**30,
+                    note="no stock configuration that was tried fits into 4 GiB; as given it needs 10 GiB",
+                ),
+            ),
+            (
+                "It fits: 1 GiB at peak, 1.000 ms a step; no stock configuration that was tried fits into 4 GiB; as "
+                "given it needs 10 GiB, and 11.20 ms."
+            ),
+        ),
     ],
 )
 def test_the_headline_fits_the_verdict(plan, sentence):

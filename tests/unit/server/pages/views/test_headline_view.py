@@ -60,6 +60,18 @@ def test_a_machine_that_is_too_noisy_is_told_with_the_cause_and_the_way_out():
     assert view.trials[-1].verdict == "too noisy"
 
 
+def test_what_alone_fits_into_the_memory_is_told_with_what_does_not():
+    _, _, plan = stories.with_a_gain()
+    changes = {"verdict": "fits", "memory_limit_bytes": 2**32, "baseline": "eager"}
+    found = plan.evidence.model_copy(update={**changes, "note": "no stock configuration that was tried fits"})
+    told = headline_view.of_evidence("Training step", plan, found)
+    assert told.mood is Mood.GOOD
+    sentence = told.sentence.replace("\N{NO-BREAK SPACE}", " ")
+    assert sentence.startswith("Training step: fits into 4 GiB: ")
+    assert "no stock configuration that was tried fits, and " in sentence
+    assert not any("the gain lies" in text for text in told.details)
+
+
 def test_an_open_question_is_no_answer():
     run, trials, plan = stories.without_a_gain()
     found = plan.evidence.model_copy(update={"verdict": "ambiguous", "note": "one process alone cannot tell"})
