@@ -348,7 +348,6 @@ KNOBS: Final[Mapping[str, Knob]] = {
             },
             needs="launches on several streams: less memory, fewer of them side by side",
             searched=(),
-            saves_memory=True,
             changes_code=False,
             changes_numbers=False,
             excludes=(

@@ -27,6 +27,7 @@ H200 = Facts(
     wide_activations=True,
     open_masks=True,
     attention=True,
+    blocks=12,
     optimizer="AdamW",
     optimizer_options=("foreach", "fused", "capturable"),
 )

@@ -135,6 +135,6 @@ def test_an_earlier_limit_does_not_make_a_free_run_recompute() -> None:
 
 def test_memory_is_saved_under_a_limit_only() -> None:
     saving = {name for name, knob in KNOBS.items() if knob.saves_memory}
-    assert saving == {"recompute", "pool_bytes"}
+    assert saving == {"recompute"}
     assert saving <= set(SPACE.searchable())
     assert not saving & set(Space.of({}).searchable())
