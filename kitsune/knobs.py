@@ -226,6 +226,14 @@ KNOBS: Final[Mapping[str, Knob]] = {
             ),
         ),
         Knob(
+            name="accumulation",
+            meaning="parts of a batch that forward and backward run on one after the other, to save memory",
+            choices={1: "the whole batch at once", **{count: f"{count} parts, by rows" for count in (2, 4, 8)}},
+            needs="a loss that is a mean over the rows of a batch, no batch norm, and TrainStep",
+            stock=(2, 4, 8),
+            searched=(),
+        ),
+        Knob(
             name="recompute",
             meaning="what the backward computes again, to save the memory that keeping it takes",
             choices={

@@ -233,7 +233,7 @@ class TrainStep:
             self._update(),
             forward_contexts=build.forward_contexts,
             step_contexts=build.step_contexts,
-            accumulation_steps=self.accumulation_steps,
+            accumulation_steps=self.accumulation_steps * build.parts,
             loss_fn=self.loss_fn,
             half_weights=half_weights,
         )
@@ -272,7 +272,7 @@ class TrainStep:
             update,
             step_contexts=build.step_contexts,
             finish=finish,
-            accumulation_steps=self.accumulation_steps,
+            accumulation_steps=self.accumulation_steps * build.parts,
         )
         return SegmentedStep(segmented, graph, body)
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from kitsune.autograd.hooks import first_hook
 from kitsune.device.backend import watch_syncs
 from kitsune.open_masks import with_open_masks
-from kitsune.techniques.recompute import repeated_blocks
+from kitsune.techniques.recompute import BATCH_NORMS, repeated_blocks
 from kitsune.techniques.technique import Facts
 from kitsune.techniques.update import chosen_by_hand, implementations
 from kitsune.update.adamw import why_no_kernel
@@ -35,6 +35,7 @@ def facts_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: t
         convolutions=has_convolutions(model),
         wide_activations=has_wide_activations(model),
         open_masks=True,
+        batch_norms=any(isinstance(module, BATCH_NORMS) for module in model.modules()),
         blocks=len(repeated_blocks(model)),
         hook=first_hook(model),
         distributed=is_distributed(model),

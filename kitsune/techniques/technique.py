@@ -42,6 +42,7 @@ class Facts:
     others_parameters: int = 0  # how many trained parameters of the model are not in the optimizer
     sparse_gradients: bool = False
     open_masks: bool = False  # an attention_mask of the batch shows every position; True where no batch is known
+    batch_norms: bool = False
     blocks: int = 0  # how many modules repeat others of the model, as recompute finds them
     host_sync: str | None = None  # the user's line that waits for the device in the step as given
 
@@ -63,6 +64,7 @@ class Build:
     streams: int = 1
     pool_bytes: int | None = None
     prefetch: int = 0
+    parts: int = 1  # of each batch, or of each part that the user asks for, one after the other
     in_loop: bool = False  # a loop of the user's own: only the forward is replaced
     loss_scaling: Mapping[str, Any] = field(default_factory=dict)  # LossScaler's arguments, set by the user
     fusion_config: FusionConfig | None = None  # what Kitsune's kernels and Inductor may fuse, set by the user

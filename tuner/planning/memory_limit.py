@@ -1,5 +1,6 @@
 """What the memory limit of a run changes in its search."""
 
+import re
 from collections.abc import Mapping
 
 from tuner.measuring.protocol import Inspection
@@ -21,6 +22,14 @@ def limited(run: Run, inspection: Inspection) -> Run:
     return run.evolve(memory_limit_bytes=inspection.environment.memory_bytes)
 
 
-def limit_of(run: Run, *, is_random: bool) -> MemoryLimit | None:
-    """None if the run has no limit. `is_random`: whether the step draws random numbers."""
-    return None if run.memory_limit_bytes is None else MemoryLimit(run.memory_limit_bytes, is_random=is_random)
+def limit_of(run: Run, inspection: Inspection) -> MemoryLimit | None:
+    """None if the run has no limit."""
+    if run.memory_limit_bytes is None:
+        return None
+    return MemoryLimit(run.memory_limit_bytes, is_random=inspection.random, rows=rows_of(inspection.batch))
+
+
+def rows_of(batch: str) -> int | None:
+    """The first dimension of the first tensor of a batch, from its shapes ("8x512"); None if there is none."""
+    found = re.match(r"\d+", batch)
+    return int(found[0]) if found else None

@@ -1,9 +1,11 @@
-"""Proposals for a search with a memory limit: what was too large, on one stream or with more of it computed again.
+"""Proposals for a search with a memory limit: what was too large, made smaller in two ways.
 
-The choices of `recompute` are tried by how much they are expected to save. The first one is picked by the part of the
-measured peak that the limit leaves; then come stronger ones, until one fits or none is left.
+More of it is computed again (`recompute`), on one stream where that may do; or its batch is split (`accumulation`). The
+choices of both are tried by how much they are expected to save. The first one is picked by the part of the measured
+peak that the limit leaves; then come stronger ones, until one fits or none is left.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,12 +36,19 @@ MEMORY: Final = (FailureKind.TOO_LARGE, FailureKind.OUT_OF_MEMORY)
 STRENGTHS: Final = {choice: strength for strength, (choice, _) in enumerate(LADDER)}
 
 
+SPLIT: Final = "accumulation"
+#: Part of a peak that does not shrink with the batch, for a first guess.
+FIXED: Final = 0.4
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """`is_random`: whether the step draws random numbers, so that shares of a compiled step do not apply."""
+    """`is_random`: whether the step draws random numbers, so that shares of a compiled step do not apply. `rows`: of
+    the batch; None if they are not known."""
 
     limit_bytes: int
     is_random: bool = False
+    rows: int | None = None
 
 
 def fitting(space: Space, trials: Sequence[Trial], limit: MemoryLimit) -> Iterator[Proposal]:
@@ -47,10 +56,30 @@ def fitting(space: Space, trials: Sequence[Trial], limit: MemoryLimit) -> Iterat
     large = [trial for trial in trials if is_too_large(trial) and trial.source in PRESETS]
     failed = {space.key(trial.knobs) for trial in trials if trial.failure is not None and not is_too_large(trial)}
     for trial in sorted(large, key=lambda trial: (not trial.knobs, not is_stock(trial.knobs))):
-        # One that fits ends it, and one that is too large again is made smaller itself.
-        knobs = next((each for each in smaller(space, trial, limit) if space.key(each) not in failed), None)
-        if knobs is not None:
-            yield Proposal(knobs, Source.STOCK if is_stock(knobs) else Source.SEED, "to fit into the memory")
+        for ways in (split(space, trial, limit), smaller(space, trial, limit)):
+            # One that fits ends it, and one that is too large again is made smaller itself.
+            knobs = next((each for each in ways if space.key(each) not in failed), None)
+            if knobs is not None:
+                yield Proposal(knobs, Source.STOCK if is_stock(knobs) else Source.SEED, "to fit into the memory")
+
+
+def split(space: Space, trial: Trial, limit: MemoryLimit) -> Iterator[dict[str, Choice]]:
+    """The configuration with the batch in more parts, the first guess first. At most as many as the batch has rows."""
+    now = int(trial.knobs.get(SPLIT, 1))
+    most = math.inf if limit.rows is None else limit.rows
+    counts = [int(count) for count in space.choices(SPLIT) if now < int(count) <= most]
+    reached = left_of(trial, limit) * (FIXED + (1 - FIXED) / now)
+    guesses = [count for count in counts if FIXED + (1 - FIXED) / count <= reached]
+    for count in guesses + [count for count in reversed(counts) if count not in guesses]:
+        knobs = space.repair({**trial.knobs, SPLIT: count}, keep=SPLIT)
+        if knobs.get(SPLIT) == count:
+            yield knobs
+
+
+def left_of(trial: Trial, limit: MemoryLimit) -> float:
+    """The part of the trial's peak that the limit leaves; 0 of what ran out of memory, whose peak is not known."""
+    peak_bytes = trial.failure.peak_bytes if trial.failure else None
+    return limit.limit_bytes / peak_bytes if peak_bytes else 0.0
 
 
 def smaller(space: Space, trial: Trial, limit: MemoryLimit) -> Iterator[dict[str, Choice]]:
@@ -58,8 +87,7 @@ def smaller(space: Space, trial: Trial, limit: MemoryLimit) -> Iterator[dict[str
 
     What ran out of memory has no known peak, so it begins with the strongest.
     """
-    peak_bytes = trial.failure.peak_bytes if trial.failure else None
-    left = limit.limit_bytes / peak_bytes if peak_bytes else 0.0
+    left = left_of(trial, limit)
     if "streams" in trial.knobs and left >= ONE_STREAM:
         yield space.repair({name: choice for name, choice in trial.knobs.items() if name not in OF_STREAMS})
     for choice in stronger(trial.knobs.get(KNOB, "off"), left, is_random=limit.is_random):
@@ -81,15 +109,18 @@ def is_too_large(trial: Trial) -> bool:
 
 
 def is_known_too_large(knobs: Configuration, trials: Sequence[Trial]) -> bool:
-    """Whether the same configuration with as much or more recomputation was too large."""
+    """Whether the same configuration with as much or more recomputation, in as many or more parts, was too large."""
     return any(
-        is_too_large(trial) and others(trial.knobs) == others(knobs) and strength(knobs) <= strength(trial.knobs)
+        is_too_large(trial)
+        and others(trial.knobs) == others(knobs)
+        and strength(knobs) <= strength(trial.knobs)
+        and int(knobs.get(SPLIT, 1)) <= int(trial.knobs.get(SPLIT, 1))
         for trial in trials
     )
 
 
 def others(knobs: Configuration) -> dict[str, Choice]:
-    return {name: choice for name, choice in knobs.items() if name != KNOB}
+    return {name: choice for name, choice in knobs.items() if name not in (KNOB, SPLIT)}
 
 
 def strength(knobs: Configuration) -> int:

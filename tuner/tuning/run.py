@@ -38,6 +38,7 @@ from tuner.planning.standings import (
     why_nothing,
 )
 from tuner.records import FailureKind, Measurement, Run, Source, Trial, Verdict
+from tuner.search.fitting import MemoryLimit
 from tuner.search.space import Space
 from tuner.statistics.plan_evidence import CANDIDATE, EAGER, RIVAL, compare_arms, decide, over
 from tuner.tuning.class_recording import ENDED, UNASKED, VANISHED, ClassRecording, without
@@ -104,6 +105,7 @@ class Tuning:
     _step_s: float = field(init=False, default=0.0)
     _is_random: bool = field(init=False, default=False)
     _is_checkpointed: bool = field(init=False, default=False)
+    _limit: MemoryLimit | None = field(init=False, default=None)
     _compile_s: float = field(init=False, default=0.0)
     _trials_within: float = field(init=False, default=math.inf)
     _is_recalled: bool = field(init=False, default=False)
@@ -132,6 +134,7 @@ class Tuning:
             yield Inspected(inspection)
             self._is_checkpointed = inspection.checkpointed
             self.run = limited(self.run, inspection)
+            self._limit = limit_of(self.run, inspection)
             self._work = Work(self.run, self.trials, crew, self.now)
             self._space = space_of(self.run, inspection.inapplicable)
             self._at_once, self._step_s = at_once(inspection, cores()), inspection.step_ms / 1e3
@@ -233,7 +236,7 @@ class Tuning:
             at_work=at_work,
             known=self._known.winners,
             trials_within=self._trials_within,
-            limit=limit_of(self.run, is_random=self._is_random),
+            limit=self._limit,
         )
         if found is None:
             return None

@@ -236,6 +236,7 @@ def test_every_knob_is_accounted_for(device: torch.device) -> None:
         layout="channels_last",
         precision="tf32",
         attention="cudnn",
+        accumulation=2,
         recompute="blocks",
         fusion="kitsune",
         update="fused",

@@ -17,7 +17,7 @@ from tuner.search.strategy import propose
 
 SPACE = Space.of({}, is_limited=True)
 LIMIT = MemoryLimit(100)
-#: What each choice of a simulated step needs, in bytes; nothing else changes its memory.
+#: What each choice of a simulated step needs with its whole batch, in bytes.
 PEAKS: Mapping[Choice, int] = {
     "off": 200,
     "keep-75": 170,
@@ -38,8 +38,17 @@ def outcome(number: int, knobs: Mapping[str, Choice], source: Source, peak_bytes
 def searched(count: int, limit: MemoryLimit = LIMIT) -> list[Trial]:
     trials: list[Trial] = []
     while len(trials) < count and (found := propose(SPACE, trials, limit=limit)) is not None:
-        trials.append(outcome(len(trials), found.knobs, found.source, PEAKS[found.knobs.get(KNOB, "off")]))
+        trials.append(outcome(len(trials), found.knobs, found.source, peak_of(found.knobs)))
     return trials
+
+
+def peak_of(knobs: Mapping[str, Choice]) -> int:
+    """A third of the memory does not shrink with the batch."""
+    return round(PEAKS[knobs.get(KNOB, "off")] * (1 + 2 / int(knobs.get("accumulation", 1))) / 3)
+
+
+#: Of one sample, which cannot be split.
+ONE_ROW = MemoryLimit(100, rows=1)
 
 
 def test_a_search_finds_what_fits_early() -> None:
@@ -78,22 +87,22 @@ def test_the_first_guess_leaves_what_the_limit_leaves() -> None:
 def test_one_stream_comes_first_where_it_may_do() -> None:
     knobs = {"precision": "bf16", "compile": "default", "capture": "step", "streams": 4}
     first = outcome(1, knobs, Source.SEED, 110)
-    (found,) = fitting(SPACE, [first], LIMIT)
+    (found,) = fitting(SPACE, [first], ONE_ROW)
     assert found.knobs == {name: choice for name, choice in knobs.items() if name != "streams"}
-    (found,) = fitting(SPACE, [outcome(1, knobs, Source.SEED, 300)], LIMIT)
+    (found,) = fitting(SPACE, [outcome(1, knobs, Source.SEED, 300)], ONE_ROW)
     assert found.knobs == {**knobs, KNOB: "blocks"}
 
 
 def test_the_rival_of_torchs_own_graphs_is_compiled_without_them() -> None:
     knobs = {"precision": "bf16", "compile": "reduce-overhead", "update": "fused"}
-    (found,) = fitting(SPACE, [outcome(1, knobs, Source.STOCK, 130)], LIMIT)
+    (found,) = fitting(SPACE, [outcome(1, knobs, Source.STOCK, 130)], ONE_ROW)
     assert found.knobs == {**knobs, "compile": "default", KNOB: "keep-50"}
     assert found.source is Source.STOCK
 
 
 def test_what_ran_out_of_memory_begins_with_the_strongest() -> None:
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.NUMERICS, reason="CUDA out of memory")
-    (found,) = fitting(SPACE, [trial(1, {"precision": "bf16"}, failure=failure)], LIMIT)
+    (found,) = fitting(SPACE, [trial(1, {"precision": "bf16"}, failure=failure)], ONE_ROW)
     assert found.knobs == {"precision": "bf16", KNOB: "blocks"}
 
 
@@ -120,8 +129,28 @@ def test_a_choice_that_fails_otherwise_is_followed_by_the_next(kind: FailureKind
 def test_one_that_fits_ends_it() -> None:
     knobs = {"precision": "bf16", "compile": "default"}
     large = outcome(1, knobs, Source.SEED, 140)
-    (first,) = fitting(SPACE, [large], LIMIT)
-    assert list(fitting(SPACE, [large, trial(2, first.knobs)], LIMIT)) == [first]
+    (first,) = fitting(SPACE, [large], ONE_ROW)
+    assert list(fitting(SPACE, [large, trial(2, first.knobs)], ONE_ROW)) == [first]
+
+
+@pytest.mark.parametrize(
+    ("peak_bytes", "rows", "parts"),
+    [(130, None, 2), (160, None, 4), (190, 64, 8), (400, None, 8), (160, 3, 2), (130, 1, None)],
+)
+def test_a_batch_is_split_as_far_as_the_limit_asks_for_and_its_rows_allow(peak_bytes, rows, parts) -> None:
+    knobs = {"precision": "bf16", "compile": "default"}
+    found = list(fitting(SPACE, [outcome(1, knobs, Source.SEED, peak_bytes)], MemoryLimit(100, rows=rows)))
+    counts = [each.knobs["accumulation"] for each in found if "accumulation" in each.knobs]
+    assert counts == ([] if parts is None else [parts])
+    assert sum(KNOB in each.knobs for each in found) == 1
+
+
+def test_what_is_too_large_in_two_parts_is_tried_in_more() -> None:
+    knobs = {"precision": "bf16", "accumulation": 2}
+    found = [each.knobs for each in fitting(SPACE, [outcome(1, knobs, Source.SEED, 110)], LIMIT)]
+    assert {**knobs, "accumulation": 4} in found
+    assert is_known_too_large({"precision": "bf16"}, [outcome(1, knobs, Source.SEED, 110)])
+    assert not is_known_too_large({"precision": "bf16", "accumulation": 4}, [outcome(1, knobs, Source.SEED, 110)])
 
 
 def test_an_earlier_limit_does_not_make_a_free_run_recompute() -> None:
