@@ -16,7 +16,8 @@ from tuner.search.presets import is_stock
 from tuner.search.proposal import Proposal
 from tuner.search.space import Configuration, Space
 
-KNOB: Final = "recompute"
+RECOMPUTE: Final = "recompute"
+SPLIT: Final = "accumulation"
 #: From the weakest to the strongest, with the part of the whole peak that each is expected to leave: weights, gradients
 #: and states stay, which are half of the peak of a transformer with a batch that fills a GPU, so a first guess only.
 LADDER: Final[tuple[tuple[Choice, float], ...]] = (
@@ -34,9 +35,6 @@ OF_STREAMS: Final = ("streams", "pool_bytes")
 PRESETS: Final = (Source.BASELINE, Source.STOCK, Source.KNOWN, Source.SEED)
 MEMORY: Final = (FailureKind.TOO_LARGE, FailureKind.OUT_OF_MEMORY)
 STRENGTHS: Final = {choice: strength for strength, (choice, _) in enumerate(LADDER)}
-
-
-SPLIT: Final = "accumulation"
 #: Part of a peak that does not shrink with the batch, for a first guess.
 FIXED: Final = 0.4
 
@@ -90,9 +88,9 @@ def smaller(space: Space, trial: Trial, limit: MemoryLimit) -> Iterator[dict[str
     left = left_of(trial, limit)
     if "streams" in trial.knobs and left >= ONE_STREAM:
         yield space.repair({name: choice for name, choice in trial.knobs.items() if name not in OF_STREAMS})
-    for choice in stronger(trial.knobs.get(KNOB, "off"), left, is_random=limit.is_random):
-        knobs = space.repair({**trial.knobs, KNOB: choice}, keep=KNOB)
-        if knobs.get(KNOB) == choice:
+    for choice in stronger(trial.knobs.get(RECOMPUTE, "off"), left, is_random=limit.is_random):
+        knobs = space.repair({**trial.knobs, RECOMPUTE: choice}, keep=RECOMPUTE)
+        if knobs.get(RECOMPUTE) == choice:
             yield knobs
 
 
@@ -120,8 +118,8 @@ def is_known_too_large(knobs: Configuration, trials: Sequence[Trial]) -> bool:
 
 
 def others(knobs: Configuration) -> dict[str, Choice]:
-    return {name: choice for name, choice in knobs.items() if name not in (KNOB, SPLIT)}
+    return {name: choice for name, choice in knobs.items() if name not in (RECOMPUTE, SPLIT)}
 
 
 def strength(knobs: Configuration) -> int:
-    return STRENGTHS[knobs.get(KNOB, "off")]
+    return STRENGTHS[knobs.get(RECOMPUTE, "off")]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kitsune.knobs import KNOBS, Choice
 from tests.unit.tuner.simulation import trial
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
-from tuner.search.fitting import KNOB, LADDER, MemoryLimit, fitting, is_known_too_large, stronger
+from tuner.search.fitting import RECOMPUTE, LADDER, MemoryLimit, fitting, is_known_too_large, stronger
 from tuner.search.presets import is_stock
 from tuner.search.proposal import opening
 from tuner.search.space import Space
@@ -44,7 +44,7 @@ def searched(count: int, limit: MemoryLimit = LIMIT) -> list[Trial]:
 
 def peak_of(knobs: Mapping[str, Choice]) -> int:
     """A third of the memory does not shrink with the batch."""
-    return round(PEAKS[knobs.get(KNOB, "off")] * (1 + 2 / int(knobs.get("accumulation", 1))) / 3)
+    return round(PEAKS[knobs.get(RECOMPUTE, "off")] * (1 + 2 / int(knobs.get("accumulation", 1))) / 3)
 
 
 #: Of one sample, which cannot be split.
@@ -90,20 +90,20 @@ def test_one_stream_comes_first_where_it_may_do() -> None:
     (found,) = fitting(SPACE, [first], ONE_ROW)
     assert found.knobs == {name: choice for name, choice in knobs.items() if name != "streams"}
     (found,) = fitting(SPACE, [outcome(1, knobs, Source.SEED, 300)], ONE_ROW)
-    assert found.knobs == {**knobs, KNOB: "blocks"}
+    assert found.knobs == {**knobs, RECOMPUTE: "blocks"}
 
 
 def test_the_rival_of_torchs_own_graphs_is_compiled_without_them() -> None:
     knobs = {"precision": "bf16", "compile": "reduce-overhead", "update": "fused"}
     (found,) = fitting(SPACE, [outcome(1, knobs, Source.STOCK, 130)], ONE_ROW)
-    assert found.knobs == {**knobs, "compile": "default", KNOB: "keep-50"}
+    assert found.knobs == {**knobs, "compile": "default", RECOMPUTE: "keep-50"}
     assert found.source is Source.STOCK
 
 
 def test_what_ran_out_of_memory_begins_with_the_strongest() -> None:
     failure = Failure(kind=FailureKind.OUT_OF_MEMORY, phase=Phase.NUMERICS, reason="CUDA out of memory")
     (found,) = fitting(SPACE, [trial(1, {"precision": "bf16"}, failure=failure)], ONE_ROW)
-    assert found.knobs == {"precision": "bf16", KNOB: "blocks"}
+    assert found.knobs == {"precision": "bf16", RECOMPUTE: "blocks"}
 
 
 @pytest.mark.parametrize("kind", [FailureKind.RAISED, FailureKind.WRONG, FailureKind.TIMEOUT])
@@ -117,7 +117,7 @@ def test_a_choice_that_fails_otherwise_is_followed_by_the_next(kind: FailureKind
     """All but the strongest fail."""
     trials: list[Trial] = []
     while len(trials) < 20 and (found := propose(SPACE, trials, limit=LIMIT)) is not None:
-        choice = found.knobs.get(KNOB, "off")
+        choice = found.knobs.get(RECOMPUTE, "off")
         if choice in ("off", "blocks"):
             trials.append(outcome(len(trials), found.knobs, found.source, PEAKS[choice]))
         else:
@@ -142,7 +142,7 @@ def test_a_batch_is_split_as_far_as_the_limit_asks_for_and_its_rows_allow(peak_b
     found = list(fitting(SPACE, [outcome(1, knobs, Source.SEED, peak_bytes)], MemoryLimit(100, rows=rows)))
     counts = [each.knobs["accumulation"] for each in found if "accumulation" in each.knobs]
     assert counts == ([] if parts is None else [parts])
-    assert sum(KNOB in each.knobs for each in found) == 1
+    assert sum(RECOMPUTE in each.knobs for each in found) == 1
 
 
 def test_what_is_too_large_in_two_parts_is_tried_in_more() -> None:
@@ -154,7 +154,7 @@ def test_what_is_too_large_in_two_parts_is_tried_in_more() -> None:
 
 
 def test_an_earlier_limit_does_not_make_a_free_run_recompute() -> None:
-    known = [{"compile": "default", KNOB: "blocks"}]
+    known = [{"compile": "default", RECOMPUTE: "blocks"}]
     free, limited = (
         {each.source: each.knobs for each in opening(space, [], known, frozenset())} for space in (Space.of({}), SPACE)
     )
