@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kitsune.knobs import KNOBS, Choice
 from tests.unit.tuner.simulation import trial
 from tuner.records import Failure, FailureKind, Phase, Source, Trial
-from tuner.search.fitting import RECOMPUTE, LADDER, MemoryLimit, fitting, is_known_too_large, stronger
+from tuner.search.fitting import LADDER, RECOMPUTE, MemoryLimit, fitting, is_known_too_large, stronger
 from tuner.search.presets import is_stock
 from tuner.search.proposal import opening
 from tuner.search.space import Space
