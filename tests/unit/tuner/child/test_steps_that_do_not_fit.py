@@ -108,7 +108,7 @@ def test_a_candidate_that_does_not_fit_runs_out_of_memory():
 
 
 def test_the_winner_passes_the_long_gate():
-    job = job_of(kind="prove", **FITS).model_copy(update={"budget_s": 20.0})
+    job = job_of(kind="prove", **FITS).model_copy(update={"budget_s": 4.0})
     found = prove_long(job, probe_workload(job))
     assert not isinstance(found, Failure), found
     assert found.restarts > 0

@@ -146,10 +146,11 @@ def pole() -> Workload:
     return Workload(model, crossed, optimizer, (tokens, tokens.flatten()))
 
 
+@pytest.mark.minutes
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor, at its first import
 def test_a_yardstick_that_loses_a_gradient_is_left_out():
     """A right candidate passes, and the proof says why there is a yardstick less."""
-    job = job_of("pole", **ROUNDED).model_copy(update={"budget_s": 20.0})
+    job = job_of("pole", **ROUNDED).model_copy(update={"budget_s": 4.0})
     found = prove_long(job, probe_workload(job))
     assert isinstance(found, LongProof), found
     assert LOST_IN_ROUNDING in found.notes
