@@ -92,7 +92,7 @@ class RemoteRun:
 def check_budget(
     trials: int | None, budget: str | float | None, memory_limit: str | int | None = None
 ) -> dict[str, Any]:
-    """The limits that were given, as fields of the request. Raises SettingsError for an invalid one."""
+    """What was given of these, as fields of the request. Raises SettingsError for an invalid one."""
     is_count = isinstance(trials, int) and not isinstance(trials, bool) and trials >= 1
     if trials is not None and not is_count:
         raise SettingsError(f"trials is {trials!r}; it must be a whole number of at least 1")

@@ -12,7 +12,7 @@ import torch
 
 from kitsune.base.byte_sizes import parse_memory_limit
 from kitsune.errors import SettingsError, UnfitError
-from kitsune.techniques.recompute import NO_BLOCKS, checkpoint_of, repeated_blocks, replaced
+from kitsune.techniques.recompute import NO_BLOCKS, Forward, checkpoint_of, repeated_blocks, replaced
 
 #: Share of the free memory that kept blocks may take; the rest is for gradients and for what a block computes again.
 SHARE: Final = 0.8
@@ -85,66 +85,47 @@ class AdaptiveCheckpointing:
         Raises UnfitError if the model repeats no block, or on a CPU if there is no limit.
         """
         first, *others = _named_blocks(model).values()
-        measured = _Measured(first)
         limit_bytes = self._limit_bytes or _free_bytes(next(model.parameters()).device)
-        self.kept = 1
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(measured)
-            for block in others:
-                stack.enter_context(replaced([(block, self._deciding(block, measured, limit_bytes, len(others)))]))
+        self.block_bytes, self.kept = 0, 1
+        left = len(others)  # blocks that have not run yet
+
+        def deciding(block: torch.nn.Module) -> Forward:
+            keep, checkpoint = block.forward, checkpoint_of(block.forward, None, ())
+
+            def run(*arguments: Any, **named: Any) -> Any:
+                nonlocal left
+                left -= 1
+                is_kept = (left + 2) * self.block_bytes <= limit_bytes  # this one, those to come, and the first
+                self.kept += is_kept
+                return (keep if is_kept else checkpoint)(*arguments, **named)
+
+            return run
+
+        with replaced([(first, self._measured(first)), *((block, deciding(block)) for block in others)]):
             return model(*inputs, **named)
 
-    def _deciding(self, block: torch.nn.Module, measured: "_Measured", limit_bytes: int, others: int) -> Any:
-        """Decides at the call of the block, when the first one has been measured."""
-        kept, checkpoint = block.forward, checkpoint_of(block.forward, None, ())
+    def _measured(self, block: torch.nn.Module) -> Forward:
+        """The forward of a block, which sets `block_bytes`: what it saves for its backward but weights and inputs."""
+        forward = block.forward
+        weights = {each.untyped_storage().data_ptr() for each in block.parameters()}
 
-        def forward(*arguments: Any, **named: Any) -> Any:
-            self.block_bytes = measured.kept_bytes
-            measured.calls += 1
-            left = others - measured.calls  # blocks that come later
-            fit = limit_bytes // measured.kept_bytes if measured.kept_bytes else others + 1
-            is_kept = left < fit - 1
-            self.kept += is_kept
-            return (kept if is_kept else checkpoint)(*arguments, **named)
-
-        return forward
-
-
-class _Measured:
-    """Counts the bytes that the forward of a block keeps for its backward, without weights and inputs."""
-
-    def __init__(self, block: torch.nn.Module) -> None:
-        self._block = block
-        self.kept_bytes = 0
-        self.calls = 0
-
-    def __enter__(self) -> None:
-        self._given = self._block.__dict__.get("forward")
-        forward = self._block.forward
-        weights = {each.untyped_storage().data_ptr() for each in self._block.parameters()}
-
-        def counted(*arguments: Any, **named: Any) -> Any:
-            inputs = {each.untyped_storage().data_ptr() for each in arguments if isinstance(each, torch.Tensor)}
+        def run(*arguments: Any, **named: Any) -> Any:
+            given = [each for each in arguments if isinstance(each, torch.Tensor)]
+            known = weights | {each.untyped_storage().data_ptr() for each in given}
             found: dict[int, int] = {}
 
             def pack(tensor: torch.Tensor) -> torch.Tensor:
                 storage = tensor.untyped_storage()
-                if storage.data_ptr() not in weights | inputs:
+                if storage.data_ptr() not in known:
                     found[storage.data_ptr()] = storage.nbytes()
                 return tensor
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
                 output = forward(*arguments, **named)
-            self.kept_bytes = sum(found.values())
+            self.block_bytes = sum(found.values())
             return output
 
-        self._block.forward = counted
-
-    def __exit__(self, *_: object) -> None:
-        if self._given is None:
-            self._block.__dict__.pop("forward", None)
-        else:
-            self._block.forward = self._given
+        return run
 
 
 def _named_blocks(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
