@@ -37,9 +37,9 @@ def submit(
         plan = run.plan()
 
     The server is `server`, KITSUNE_SERVER, or the one on this machine; the token is `token`, KITSUNE_TOKEN, or the one
-    that `kitsune serve` keeps for this user. A model on a GPU is tuned on a GPU, another one on any device that a worker
-    has. `memory_limit` is as in `kitsune.tune`. Raises ExportError when the model cannot be exported, UnreachableError,
-    RefusedError, and SettingsError for invalid arguments.
+    that `kitsune serve` keeps for this user. A model on a GPU is tuned on a GPU, another one on any device that a
+    worker has. `memory_limit` is as in `kitsune.tune`. Raises ExportError when the model cannot be exported,
+    UnreachableError, RefusedError, and SettingsError for invalid arguments.
     """
     check_switched_on()
     check_budget(trials, budget, memory_limit)
