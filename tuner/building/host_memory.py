@@ -16,7 +16,8 @@ def peak_of_step(step: Callable[[], object], workload: Workload) -> int:
     Only tensors count, in the allocator's sizes.
     """
     before_bytes = held_bytes(workload)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    host = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=host, profile_memory=True, acc_events=True) as profile:  # 2.11 warns without
         step()
     recorded: Any = profile.profiler
     events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
