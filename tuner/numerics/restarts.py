@@ -20,7 +20,7 @@ from tuner.numerics.training_trace import load_state, model_state, perturb
 
 Step = Callable[[Any, Any], torch.Tensor]
 
-NOT_ROUNDED: Final = "the step as given does not run with its parameters in bf16, so none shows what rounding does"
+NOT_ROUNDED: Final = "the step as given does not run with its parameters in bf16, so nothing shows what rounding does"
 
 
 def step_result(workload: Workload, loss: torch.Tensor, before: ModelState) -> StepResult:
@@ -91,9 +91,7 @@ class Yardsticks:
     def __init__(self, job: Job, count: int, *, randomness: bool) -> None:
         self._seed, self._count, self._moments = job.seed, count, 0
         self._eager = eager_arm(job, randomness=randomness)
-        Rates(self._eager.workload.optimizer).scale(
-            0.0
-        )  # its updates have no effect: its state is set before each step
+        Rates(self._eager.workload.optimizer).scale(0.0)  # so that its updates have no effect
         self._step = StepFromState(self._eager.workload, self._eager)
         rounded, self.note = rounded_step(job, randomness=randomness)
         self._rounded = None if rounded is None else StepFromState(rounded.workload, rounded)

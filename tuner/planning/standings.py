@@ -6,8 +6,7 @@ from typing import Final
 from kitsune.knobs import numeric_choices
 from tuner.planning.playoff import yardstick_noise
 from tuner.records import FailureKind, Source, Trial
-from tuner.search.fitting import is_too_large
-from tuner.search.outcomes import best, best_stock, is_late, is_success, speedup
+from tuner.search.outcomes import best, best_stock, is_late, is_success, is_too_large, speedup
 from tuner.search.presets import is_stock
 from tuner.search.proposal import Proposal
 from tuner.search.ranking import rankable
@@ -109,7 +108,7 @@ def why_nothing(trials: Sequence[Trial], *, is_interrupted: bool) -> str:
     if unconfirmed := failed_confirmations(trials):
         return f"the best {len(unconfirmed)} failed when they were measured afresh; the first: {reason(unconfirmed)}"
     failed = [trial for trial in trials if trial.failure is not None]
-    kinds = {trial.failure.kind for trial in trials if trial.failure is not None}
+    kinds = {trial.failure.kind for trial in failed if trial.failure is not None}
     if FailureKind.TOO_LARGE in kinds and all(map(is_too_large, failed)):
         return (
             f"of {len(failed)} configurations that were measured none fits; the first: {reason(failed)}; more time or "

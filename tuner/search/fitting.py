@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kitsune.knobs import SHARES_KEPT, Choice
-from tuner.records import FailureKind, Source, Trial
+from tuner.records import Source, Trial
+from tuner.search.outcomes import is_caused_by_choices, is_too_large
 from tuner.search.presets import is_stock
 from tuner.search.proposal import Proposal
 from tuner.search.space import Configuration, Space
@@ -33,7 +34,6 @@ ONE_STREAM: Final = 0.8
 OF_STREAMS: Final = ("streams", "pool_bytes")
 #: Sources of what is made smaller; proposals of a model that were too large are left to the model.
 PRESETS: Final = (Source.BASELINE, Source.STOCK, Source.KNOWN, Source.SEED)
-MEMORY: Final = (FailureKind.TOO_LARGE, FailureKind.OUT_OF_MEMORY)
 STRENGTHS: Final = {choice: strength for strength, (choice, _) in enumerate(LADDER)}
 #: Part of a peak that does not shrink with the batch, for a first guess.
 FIXED: Final = 0.4
@@ -52,7 +52,7 @@ class MemoryLimit:
 def fitting(space: Space, trials: Sequence[Trial], limit: MemoryLimit) -> Iterator[Proposal]:
     """What saves memory, for each preset that was too large: those of plain torch first, the step as given last."""
     large = [trial for trial in trials if is_too_large(trial) and trial.source in PRESETS]
-    failed = {space.key(trial.knobs) for trial in trials if trial.failure is not None and not is_too_large(trial)}
+    failed = {space.key(trial.knobs) for trial in filter(is_caused_by_choices, trials)}
     for trial in sorted(large, key=lambda trial: (not trial.knobs, not is_stock(trial.knobs))):
         for ways in (split(space, trial, limit), smaller(space, trial, limit)):
             # One that fits ends it, and one that is too large again is made smaller itself.
@@ -100,10 +100,6 @@ def stronger(now: Choice, left: float, *, is_random: bool) -> list[Choice]:
     after = [each for each in LADDER[place + 1 :] if not (is_random and each[0] in SHARES_KEPT)]
     guesses = [choice for choice, part in after if part <= left * LADDER[place][1]]
     return guesses + [choice for choice, _ in reversed(after) if choice not in guesses]
-
-
-def is_too_large(trial: Trial) -> bool:
-    return trial.failure is not None and trial.failure.kind in MEMORY
 
 
 def is_known_too_large(knobs: Configuration, trials: Sequence[Trial]) -> bool:

@@ -19,6 +19,11 @@ def is_late(trial: Trial) -> bool:
     return trial.failure is not None and trial.failure.kind is FailureKind.TIMEOUT
 
 
+def is_too_large(trial: Trial) -> bool:
+    """Whether it ran out of memory, or needed more than the limit of its run."""
+    return trial.failure is not None and trial.failure.kind in (FailureKind.OUT_OF_MEMORY, FailureKind.TOO_LARGE)
+
+
 def is_success(trial: Trial) -> bool:
     return trial.failure is None and trial.comparison is not None
 
@@ -122,4 +127,4 @@ def suspects_of(trials: Sequence[Trial]) -> list[set[Item]]:
 
 def is_caused_by_choices(trial: Trial) -> bool:
     """Whether its choices caused the failure. Not if it needed too much memory, which depends on all of them."""
-    return trial.failure is not None and trial.failure.kind not in (FailureKind.OUT_OF_MEMORY, FailureKind.TOO_LARGE)
+    return trial.failure is not None and not is_too_large(trial)

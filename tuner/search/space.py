@@ -71,7 +71,8 @@ class Space:
 
     def searched(self, knobs: Configuration) -> dict[str, Choice]:
         """The choices that a search may pick: an earlier run may have had a memory limit."""
-        return {name: choice for name, choice in knobs.items() if choice in self.searchable().get(name, ())}
+        searchable = self.searchable()
+        return {name: choice for name, choice in knobs.items() if choice in searchable.get(name, ())}
 
     def allows(self, knobs: Configuration) -> str | None:
         """None when the configuration may be tried, otherwise the first reason why not."""

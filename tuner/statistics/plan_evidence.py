@@ -147,12 +147,12 @@ def decide(
     candidate = used[0].arms[-1].name if used[0].arms[-1].knobs else EAGER
     is_known = prior is not None and prior.baseline == words(arms_of(used, stock)[0].knobs)
     over_stock, noise = judged(used, stock, candidate, prior if is_known else None)
-    left_out = "; ".join(_asides(len(processes) - len(used), len(processes), given_fits=given_fits))
+    asides = "; ".join(_asides(len(processes) - len(used), len(processes), given_fits=given_fits))
     if stock == EAGER and not eager_fits:
-        note = "; ".join(filter(None, (_fits_alone(used, memory_limit_bytes, given_fits=given_fits), left_out)))
+        note = "; ".join(filter(None, (_fits_alone(used, memory_limit_bytes, given_fits=given_fits), asides)))
         return Decision(candidate, EAGER, Verdict.FITS, over_stock, note)
     if over_stock.comparison.verdict is Verdict.FASTER:
-        note = "; ".join(filter(None, (_throttled(used), left_out)))
+        note = "; ".join(filter(None, (_throttled(used), asides)))
         return Decision(candidate, stock, Verdict.FASTER, over_stock, note)
     over_eager, noise_of_eager = judged(used, EAGER, stock)
     kept = stock if _seems_faster(over_eager.comparison) or not eager_fits else EAGER
@@ -163,7 +163,7 @@ def decide(
         note = too_noisy(noise or noise_of_eager, used)
     elif said is Verdict.AMBIGUOUS:
         note = _undecided(over_stock, over_eager)
-    return Decision(kept, kept, said, over_stock, "; ".join(filter(None, (note, left_out))))
+    return Decision(kept, kept, said, over_stock, "; ".join(filter(None, (note, asides))))
 
 
 def judged(
